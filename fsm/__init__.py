@@ -1,0 +1,39 @@
+"""The state machines: declared once, checked at import, and the thing that runs.
+
+This floor knows states, events, tables and traces; it knows no bytes, threads or time.
+"""
+
+from typing import Any
+
+from .abort import ABORT, ABORT_EVENTS, AbortEvent, AbortSource, AbortState
+from .lifecycle import LIFECYCLE, LifecycleEvent, LifecycleState
+from .machine import DeclarationError, IllegalTransition, Machine
+from .request import REQUEST, RequestEvent, RequestState
+from .ring import RING, RingEvent, RingState
+from .sink import SINK, SinkEvent, SinkState
+
+MACHINES: dict[str, Machine[Any, Any]] = {machine.name: machine for machine in (REQUEST, ABORT, RING, SINK, LIFECYCLE)}
+
+__all__ = [
+    "ABORT",
+    "ABORT_EVENTS",
+    "LIFECYCLE",
+    "MACHINES",
+    "REQUEST",
+    "RING",
+    "SINK",
+    "AbortEvent",
+    "AbortSource",
+    "AbortState",
+    "DeclarationError",
+    "IllegalTransition",
+    "LifecycleEvent",
+    "LifecycleState",
+    "Machine",
+    "RequestEvent",
+    "RequestState",
+    "RingEvent",
+    "RingState",
+    "SinkEvent",
+    "SinkState",
+]
