@@ -156,7 +156,9 @@ class FrameError(HeadraceError):
     arises = "bytes that are not a frame of the schema; clients see it as `internal`"
     http_status = 500
 
-    def __init__(self, reason: str, message: str, *, rids: list[str] | None = None, rids_complete: bool = False) -> None:
+    def __init__(
+        self, reason: str, message: str, *, rids: list[str] | None = None, rids_complete: bool = False
+    ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.rids: list[str] = rids if rids is not None else []
