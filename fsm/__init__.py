@@ -6,11 +6,14 @@ This floor knows states, events, tables and traces; it knows no bytes, threads o
 from typing import Any
 
 from .abort import ABORT, ABORT_EVENTS, AbortEvent, AbortSource, AbortState
+from .exports import export, reference
 from .lifecycle import LIFECYCLE, LifecycleEvent, LifecycleState
 from .machine import DeclarationError, IllegalTransition, Machine
 from .request import REQUEST, RequestEvent, RequestState
 from .ring import RING, RingEvent, RingState
 from .sink import SINK, SinkEvent, SinkState
+from .trace import Trace, TraceError, TraceEvent
+from .validator import Violation, validate
 
 MACHINES: dict[str, Machine[Any, Any]] = {machine.name: machine for machine in (REQUEST, ABORT, RING, SINK, LIFECYCLE)}
 
@@ -36,4 +39,11 @@ __all__ = [
     "RingState",
     "SinkEvent",
     "SinkState",
+    "Trace",
+    "TraceError",
+    "TraceEvent",
+    "Violation",
+    "export",
+    "reference",
+    "validate",
 ]
