@@ -1,0 +1,328 @@
+"""Token ids of a whole step to text deltas, one row per request; plain data per request and nothing else.
+
+Owns: the text of every request, from its first id to its flush. Rules it keeps:
+
+* The text of a request depends on its ids and options only: not on how the ids were cut into chunks, and never on the other
+  rows of the step.
+* Text that was returned is never taken back; what may still change (an unfinished character, a text that may become
+  a stop) waits in the state, is bounded, and is flushed by `finish`.
+* An id that is no token fails its own row and names itself; it is compared as a signed number before anything else.
+* `spaces_between_special_tokens` changes nothing: the `tokenizers` library has no such rule in its decode, and that decode
+  is the definition of the text. It travels to the scheduler, which may have one.
+
+The step is columnar: one look-up in one table gives the text of a token that is whole characters and no special token; it is
+the delta of every row that is `plain` (no stops, nothing pending). Only rows that hold, or receive, something else take the
+slow path, one by one.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...codec.errors import DetokenizeError, ValidationError, show
+from . import window
+from .stops import StopSet, StopSets, cut, without_stop_token
+from .vocabulary import Kind, build, strip_lead
+from .window import EMPTY, Window
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+
+    Ids = Sequence[int] | NDArray[np.integer[Any]]
+
+_FEW: Final = 16
+"""Below this many ids a plain loop is cheaper than a call that checks or looks up all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What of a request's sampling parameters decides its text. Immutable and hashable."""
+
+    stops: tuple[str, ...] = ()
+    stop_regexes: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+
+class TextState:
+    """The text of one request so far, as far as it still matters. Owned by the shard that owns the request.
+
+    `pending`: bytes of an unfinished character (at most 3). `held`: text that may become a stop. `lead`: leading spaces that
+    may still be stripped. `window`: the ids of the fallback decoder. `plain`: no stops, none of the above, so that the text
+    of the next token is the next delta. `stops` is what `options` say, looked up once.
+    """
+
+    __slots__ = ("held", "lead", "options", "pending", "plain", "stops", "window")
+
+    def __init__(
+        self,
+        options: TextOptions,
+        plain: bool,
+        pending: bytes,
+        held: str,
+        lead: int,
+        window: Window,
+        stops: StopSet | None,
+    ) -> None:
+        self.options = options
+        self.plain = plain
+        self.pending = pending
+        self.held = held
+        self.lead = lead
+        self.window = window
+        self.stops = stops
+
+    def key(self) -> tuple[Any, ...]:
+        """All of the state as one hashable value; `TextEngine.restore` takes it back."""
+        stops = None if self.stops is None else self.stops.strings
+        return (self.options, self.plain, self.pending, self.held, self.lead, self.window, stops)
+
+
+class _BadId(Exception):
+    """An id that is no token, on its way to the caller that knows the row."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__(bad)
+        self.id = bad
+
+
+class TextEngine:
+    """Text of requests from token ids, for one tokenizer (None: ids pass through and every text is empty).
+
+    Immutable after construction but for two caches, so that several shards may share one. `kind` says which decoder is in
+    use, `reason` why, `vocab_limit` is one more than the highest token id.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = build(tokenizer)
+        self.kind: Kind = self._vocabulary.rules.kind
+        self.reason: str = self._vocabulary.rules.reason
+        self.vocab_limit: int = self._vocabulary.limit
+        self._raw = self._vocabulary.raw
+        self._errors = self._vocabulary.errors
+        self._columnar = self.kind in ("byte-level", "byte-fallback")
+        self._pieces = self._vocabulary.pieces or [None] * self.vocab_limit
+        self._stop_sets = StopSets()
+        self._token_texts: dict[int, str] = {}
+
+    def open(self, options: TextOptions) -> TextState:
+        """The state of a request that has no output yet."""
+        state = TextState(
+            options, False, b"", "", self._vocabulary.rules.lead, EMPTY, self._stop_sets.get(options.stops)
+        )
+        self._settle(state)
+        return state
+
+    def restore(self, options: TextOptions, key: tuple[Any, ...]) -> TextState:
+        """The state whose `key()` this is. ValueError where it belongs to other options."""
+        if key[0] != options:
+            raise ValueError("this key belongs to a state with other options")
+        return TextState(*key[:-1], self._stop_sets.get(options.stops))
+
+    def feed_plain(self, ids: list[int]) -> Sequence[str | None]:
+        """Deltas of rows that are all `plain`, one id each: the fastest way in.
+
+        None marks a row whose id needs `feed` (a broken character, a special token, an id outside the vocabulary). States
+        are not needed, because the other rows stay plain and unchanged. Never raises.
+        """
+        pieces = self._pieces
+        if len(ids) < _FEW:
+            limit = self.vocab_limit
+            return [pieces[value] if 0 <= value < limit else None for value in ids]
+        if min(ids) < 0 or max(ids) >= self.vocab_limit:  # a negative index would count from the end
+            limit = self.vocab_limit
+            return [pieces[value] if 0 <= value < limit else None for value in ids]
+        return itemgetter(*ids)(pieces)
+
+    def feed_single(self, states: Sequence[TextState], ids: list[int]) -> tuple[list[str], list[tuple[int, int]]]:
+        """`feed` for one id in every row, plain or not; the rows are distinct requests."""
+        bad: list[tuple[int, int]] = []
+        if self.kind == "none":
+            return [""] * len(states), bad
+        texts = self.feed_plain(ids)
+        deltas: list[str] = list(texts)  # type: ignore[arg-type]
+        slow = [
+            row for row, (state, text) in enumerate(zip(states, texts, strict=True)) if text is None or not state.plain
+        ]
+        for row in slow:
+            state, text = states[row], texts[row]
+            if text is None or state.pending or state.lead or state.stops is None:
+                try:
+                    deltas[row] = self._advance(state, [ids[row]])
+                except _BadId as error:
+                    deltas[row] = ""
+                    bad.append((row, error.id))
+            elif state.held:
+                deltas[row] = self._hold(state, state.stops, text)
+            elif held := state.stops.held_of_fresh(text):
+                state.held, deltas[row] = text[-held:], text[:-held]
+        return deltas, bad
+
+    def feed(
+        self, states: Sequence[TextState], ids: NDArray[np.integer[Any]], offsets: Sequence[int] | NDArray[np.int64]
+    ) -> tuple[list[str], list[tuple[int, int]]]:
+        """Deltas of one step for chunks that are not the last of their request; the rows are distinct requests.
+
+        Row i has the ids ``ids[offsets[i]:offsets[i + 1]]``. Returns the deltas, row by row, and (row, id) for each row
+        that holds an id outside the vocabulary (its first one); the delta of such a row is "" and its request is over.
+        """
+        bad: list[tuple[int, int]] = []
+        if self.kind == "none":
+            return [""] * len(states), bad
+        values: list[int] = ids.tolist()
+        bounds: list[int] = offsets if isinstance(offsets, list) else np.asarray(offsets).tolist()
+        if bounds == list(range(len(states) + 1)):
+            return self.feed_single(states, values)
+        deltas = []
+        start = bounds[0]
+        for row, state in enumerate(states):
+            end = bounds[row + 1]
+            try:
+                deltas.append(self._advance(state, values[start:end]) if end > start else "")
+            except _BadId as error:
+                deltas.append("")
+                bad.append((row, error.id))
+            start = end
+        return deltas, bad
+
+    def finish(self, state: TextState, ids: Ids, finish_reason: object) -> str:
+        """Delta of the terminal chunk: its text, all that was pending or held, less the stop that the reason names.
+
+        Raises DetokenizeError naming an id outside the vocabulary. The state is spent afterwards.
+        """
+        if self.kind == "none":
+            return ""
+        values = _as_list(ids)
+        matched = getattr(finish_reason, "matched", None)
+        try:
+            self._check(values)
+            if isinstance(matched, (int, list, tuple)):
+                values = without_stop_token(values, matched)
+            text = state.held + self._decode(state, values) + self._flush(state)
+        except _BadId as error:
+            raise bad_id(error.id) from None
+        state.held = ""
+        if isinstance(matched, str):
+            options = state.options
+            text = cut(text, matched, options.stops, options.stop_regexes, options.no_stop_trim)
+        return text
+
+    def whole(self, options: TextOptions, ids: Ids, terminal_start: int, finish_reason: object) -> str:
+        """Text of a whole request at once, equal to what its chunks would have given.
+
+        `terminal_start` is where its terminal chunk begins in `ids`: earlier text counts as sent but for what would have
+        been held. Raises DetokenizeError as `finish` does.
+        """
+        if self.kind == "none":
+            return ""
+        state = self.open(options)
+        values = _as_list(ids)
+        try:
+            sent = self._advance(state, values[:terminal_start])
+        except _BadId as error:
+            raise bad_id(error.id) from None
+        return sent + self.finish(state, values[terminal_start:], finish_reason)
+
+    def decode(self, ids: Ids, skip_special_tokens: bool = True) -> str:
+        """The tokenizer's own text of a complete list of ids in [0, 2^32); ids that are no token count as nothing.
+
+        Raises ValidationError without a tokenizer, DetokenizeError where the tokenizer fails.
+        """
+        if self._tokenizer is None:
+            raise ValidationError("there is no tokenizer, so token ids cannot be decoded")
+        try:
+            return str(self._tokenizer.decode(_as_list(ids), skip_special_tokens=skip_special_tokens))
+        except Exception as error:
+            raise DetokenizeError("the tokenizer could not decode these ids") from error
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token on its own, specials included, for logprobs; "" for an id outside the vocabulary."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            if token_id not in self._vocabulary.known:
+                return ""  # not remembered: a scheduler chooses these ids, the vocabulary bounds the others
+            text = self.decode([token_id], skip_special_tokens=False)
+            self._token_texts[token_id] = text
+        return text
+
+    # ---- one row ------------------------------------------------------------------------------------------------------
+
+    def _settle(self, state: TextState) -> None:
+        """Set `plain` as the rest of the state says."""
+        state.plain = not (state.pending or state.lead or state.stops is not None) and self._columnar
+
+    def _check(self, values: list[int]) -> None:
+        """Raise _BadId for the first id that is no token. A negative one must never reach an index or an unsigned type."""
+        known = self._vocabulary.known
+        if not known.issuperset(values):
+            raise _BadId(next(value for value in values if value not in known))
+
+    def _advance(self, state: TextState, values: list[int]) -> str:
+        """The delta of a chunk that is not the last one."""
+        self._check(values)
+        text = self._decode(state, values)
+        if state.stops is not None:
+            return self._hold(state, state.stops, text)
+        self._settle(state)
+        return text
+
+    def _hold(self, state: TextState, stops: StopSet, new: str) -> str:
+        """What may be sent of the text held before and of `new`; the rest is held."""
+        text = state.held + new
+        free = len(text) - stops.held(text)
+        state.held = text[free:]
+        return text[:free]
+
+    def _decode(self, state: TextState, values: list[int]) -> str:
+        """The text that these ids complete, whatever the stops."""
+        if not self._columnar:
+            return self._decode_window(state, values)
+        raw = self._raw[state.options.skip_special_tokens]
+        text, used = utf_8_decode(
+            data := state.pending + b"".join([raw[value] for value in values]), self._errors, False
+        )
+        state.pending = data[used:]
+        if state.lead and text:
+            text, state.lead = strip_lead(text, self._vocabulary.rules, state.lead)
+        return text
+
+    def _decode_window(self, state: TextState, values: list[int]) -> str:
+        decode, special = self._library_decode(state), self._vocabulary.special
+        texts = []
+        for value in values:
+            if state.options.skip_special_tokens and value in special:
+                continue
+            text, state.window = window.advance(decode, state.window, value)
+            texts.append(text)
+        return "".join(texts)
+
+    def _library_decode(self, state: TextState) -> window.Decode:
+        tokenizer, skip = self._tokenizer, state.options.skip_special_tokens
+        assert tokenizer is not None
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))
+
+    def _flush(self, state: TextState) -> str:
+        """What is pending, as the decoder writes it when nothing follows."""
+        if not self._columnar:
+            text, state.window = window.flush(self._library_decode(state), state.window), EMPTY
+            return text
+        text, state.pending = utf_8_decode(state.pending, self._errors, True)[0], b""
+        return text
+
+
+def _as_list(ids: Ids) -> list[int]:
+    return list(ids) if isinstance(ids, (list, tuple)) else ids.tolist()  # type: ignore[union-attr]
+
+
+def bad_id(token_id: int) -> DetokenizeError:
+    """The error of a request whose output holds an id that is no token."""
+    return DetokenizeError(f"the scheduler sent token id {show(token_id)}, which is outside the tokenizer's vocabulary")
