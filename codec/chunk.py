@@ -33,7 +33,9 @@ SCALAR_DEFAULTS: Final[Mapping[str, object]] = {
 
 
 def same_bits(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    """Equal length, type and bytes (so NaN equals itself, and 0.0 is not -0.0)."""
+    """Floats: equal type and bytes (so NaN equals itself, and 0.0 is not -0.0). Integers: equal values, of any width."""
+    if left.dtype.kind in "iu" and right.dtype.kind in "iu":
+        return left.tolist() == right.tolist()
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
@@ -42,7 +44,7 @@ class ChunkEvent:
 
     `rid` str; `token_ids` int array [t] (i32 in v1, i64 in v2 when decoded; any ints when built by hand);
     `finish_reason` FinishReason or None while running; `prompt_tokens` int; `extras` float32/int32 arrays by name:
-    for each family F of the schema ``F_val`` [v], ``F_idx`` [v] (pair families) and, for ragged families, ``F_lens`` [p]
+    for each family F of the schema ``F_val`` [v], ``F_idx`` [v] (pair families) and, for ragged families, ``F_lens`` int64 [p]
     (values per position; 0 means "no value"). Further keywords are the schema's scalars (v2: cached_tokens,
     reasoning_tokens, weight_versions, image_tokens, audio_tokens, video_tokens, decode_latencies,
     ended_outside_stream); each reads as an attribute, with its absent value when it is not there.

@@ -1,0 +1,215 @@
+"""`BatchFrame`: a decoded BATCH frame, columnar; a chunk of one request is a view, made when asked for.
+
+Owns: what a frame looks like to its reader. Rules it keeps:
+
+* Everything was checked by `decode_frame`; nothing here can fail on the frame's content.
+* Arrays are views on the frame's buffer or on its packed columns. Nothing here is per request until it is asked for, and what
+  is derived (offsets of families, parsed finish reasons, integer lists) is made once. Racing readers would make it twice, which
+  is harmless: each result is complete before it is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .chunk import ChunkEvent
+from .finish import FinishReason, decode_plain, parse_finish_reason
+from .frame_walk import array_head, skip
+from .schema import WireSchema
+
+_NOT_NIL: Final = re.compile(rb"[^\xc0]")
+
+
+class Part(NamedTuple):
+    """One family's share of a frame: counts per request [n] (or [0]: none), per position [p] or None, values [v], indices."""
+
+    counts: NDArray[Any]
+    positions: NDArray[Any] | None
+    values: NDArray[Any]
+    indices: NDArray[Any] | None
+
+
+def _offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+class BatchFrame(Sequence[ChunkEvent]):
+    """A decoded BATCH frame of `len(frame)` requests. Made by `decode_frame` only.
+
+    `rids` list[str] [n]; `token_ids` int32/int64 view [t] of all requests; `offsets` int64 [n+1]: request i has
+    ``token_ids[offsets[i]:offsets[i + 1]]``; `unknown_columns`: trailing header positions the schema does not know, skipped.
+    A rid may be there twice; then the rows are separate chunks, in order.
+    """
+
+    __slots__ = (
+        "_finish",
+        "_finish_cache",
+        "_lengths",
+        "_parts",
+        "_prompt_tokens",
+        "_row_offsets",
+        "_rows",
+        "_scalar_cache",
+        "_scalars",
+        "offsets",
+        "rids",
+        "schema",
+        "token_ids",
+        "unknown_columns",
+    )
+
+    def __init__(
+        self,
+        schema: WireSchema,
+        rids: list[str],
+        token_ids: NDArray[Any],
+        offsets: NDArray[np.int64],
+        finish: tuple[bytes, int],
+        prompt_tokens: NDArray[Any],
+        scalars: dict[str, NDArray[Any] | bytes],
+        parts: dict[str, Part],
+        unknown_columns: int,
+    ) -> None:
+        self.schema = schema
+        self.rids = rids
+        self.token_ids = token_ids
+        self.offsets = offsets
+        self.unknown_columns = unknown_columns
+        self._finish = finish
+        self._prompt_tokens = prompt_tokens
+        self._scalars = scalars
+        self._parts = parts
+        self._rows: list[int] | None = None if finish[0] else []
+        self._finish_cache: list[FinishReason | None] | None = None
+        self._lengths: NDArray[np.int64] | None = None
+        self._scalar_cache: dict[str, list[Any]] | None = None
+        self._row_offsets: dict[str, tuple[NDArray[np.int64], NDArray[np.int64] | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self.rids)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Ids of each request in this frame, int64 [n]."""
+        if self._lengths is None:
+            self._lengths = np.diff(self.offsets)
+        return self._lengths
+
+    @property
+    def prompt_tokens(self) -> NDArray[np.int64]:
+        """Prompt tokens of each request as the scheduler states them, int64 [n]."""
+        if self._prompt_tokens.dtype != np.int64:
+            self._prompt_tokens = self._prompt_tokens.astype(np.int64)
+        return self._prompt_tokens
+
+    @property
+    def finished(self) -> list[int]:
+        """The rows that have a finish reason, ascending; empty in the common step."""
+        if self._rows is None:
+            self._read_finish()
+        assert self._rows is not None  # set by the line above
+        return self._rows
+
+    @property
+    def finish_reasons(self) -> list[FinishReason | None]:
+        """One entry per request: its finish reason, or None while it runs."""
+        if self._finish_cache is None:
+            self._read_finish()
+        assert self._finish_cache is not None  # set by the line above
+        return self._finish_cache
+
+    def _read_finish(self) -> None:
+        blob, at = self._finish
+        reasons: list[FinishReason | None] = [None] * len(self.rids)
+        rows: list[int] = []
+        # Nil is one byte, so between two maps the row moves on by the distance.
+        row, last = 0, at
+        while blob and (hit := _NOT_NIL.search(blob, last)) is not None:
+            at = hit.start()
+            row += at - last
+            last = skip(blob, at, len(blob))
+            reasons[row] = parse_finish_reason(blob[at:last])
+            rows.append(row)
+            row += 1
+        self._finish_cache = reasons
+        self._rows = rows
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether any request of this frame has logprobs or hidden states."""
+        return bool(self._parts)
+
+    @property
+    def scalars(self) -> dict[str, list[Any]]:
+        """The per-request scalar columns that are present, name -> list [n]; opaque entries in plain Python types."""
+        if self._scalar_cache is None:
+            types = self.schema.egress.by_name
+            self._scalar_cache = {name: _scalar_list(data, types[name].type) for name, data in self._scalars.items()}
+        return self._scalar_cache
+
+    def extras(self, row: int) -> dict[str, NDArray[Any]]:
+        """The logprob and hidden-state arrays of request `row` by name (see `ChunkEvent`); families it has none of are absent."""
+        row = self._row(row)
+        found: dict[str, NDArray[Any]] = {}
+        for name, part in self._parts.items():
+            bounds = self._row_offsets.get(name)
+            if bounds is None:
+                inner = None if part.positions is None else _offsets(part.positions)
+                bounds = self._row_offsets[name] = (_offsets(part.counts), inner)
+            start, end = int(bounds[0][row]), int(bounds[0][row + 1])
+            if start == end:
+                continue
+            if part.positions is not None and bounds[1] is not None:
+                found[name + "_lens"] = part.positions[start:end].astype(np.int64)
+                start, end = int(bounds[1][start]), int(bounds[1][end])
+            found[name + "_val"] = part.values[start:end]
+            if part.indices is not None:
+                found[name + "_idx"] = part.indices[start:end]
+        return found
+
+    def _row(self, row: int) -> int:
+        if not -len(self.rids) <= row < len(self.rids):
+            raise IndexError(f"row {row} of a frame of {len(self.rids)} requests")
+        return row % len(self.rids)
+
+    def __getitem__(self, row: int) -> ChunkEvent:  # type: ignore[override]
+        row = self._row(row)
+        start, end = self.offsets[row], self.offsets[row + 1]
+        return ChunkEvent(
+            rid=self.rids[row],
+            token_ids=self.token_ids[start:end],
+            finish_reason=self.finish_reasons[row],
+            prompt_tokens=int(self._prompt_tokens[row]),
+            extras=self.extras(row) if self._parts else {},
+            **{name: column[row] for name, column in self.scalars.items()},
+        )
+
+    def __iter__(self) -> Iterator[ChunkEvent]:
+        return (self[row] for row in range(len(self.rids)))
+
+    def __repr__(self) -> str:
+        return f"BatchFrame({len(self.rids)} requests, {len(self.token_ids)} ids, schema {self.schema.name})"
+
+
+def _scalar_list(data: NDArray[Any] | bytes, kind: str) -> list[Any]:
+    if not isinstance(data, bytes):
+        values: list[Any] = data.tolist()
+        return values
+    if kind != "opaque?":
+        decoded: list[Any] = msgspec.msgpack.decode(data)
+        return decoded
+    head = array_head(data, 0, len(data))
+    assert head is not None  # checked by decode_frame
+    at, items = head[1], []
+    for _ in range(head[0]):
+        start, at = at, skip(data, at, len(data))
+        items.append(decode_plain(data[start:at]))
+    return items
