@@ -26,19 +26,29 @@ from .schema import WireSchema
 _NOT_NIL: Final = re.compile(rb"[^\xc0]")
 
 
-class Part(NamedTuple):
-    """One family's share of a frame: counts per request [n] (or [0]: none), per position [p] or None, values [v], indices."""
+Packed = bytes | NDArray[np.uint32]
+"""A u32 column as it is kept: one byte per entry where all are below 128, else uint32."""
 
-    counts: NDArray[Any]
-    positions: NDArray[Any] | None
+
+def unpack(values: Packed) -> NDArray[Any]:
+    """A packed column as an array (uint8 or uint32); a view."""
+    return np.frombuffer(values, np.uint8) if isinstance(values, bytes) else values
+
+
+def running_sum(counts: Packed) -> NDArray[np.int64]:
+    """int64 [n+1]: 0, then the running sums of `counts`."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.add.accumulate(unpack(counts), dtype=np.int64, out=offsets[1:])
+    return offsets
+
+
+class Part(NamedTuple):
+    """One family's share of a frame: counts per request [n], per position [p] or None, values [v], indices [v] or None."""
+
+    counts: Packed
+    positions: Packed | None
     values: NDArray[Any]
     indices: NDArray[Any] | None
-
-
-def _offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
 
 
 class BatchFrame(Sequence[ChunkEvent]):
@@ -54,6 +64,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         "_finish_cache",
         "_lengths",
         "_parts",
+        "_prompt_array",
         "_prompt_tokens",
         "_row_offsets",
         "_rows",
@@ -73,8 +84,8 @@ class BatchFrame(Sequence[ChunkEvent]):
         token_ids: NDArray[Any],
         offsets: NDArray[np.int64],
         finish: tuple[bytes, int],
-        prompt_tokens: NDArray[Any],
-        scalars: dict[str, NDArray[Any] | bytes],
+        prompt_tokens: Packed,
+        scalars: dict[str, tuple[Packed, bool]],
         parts: dict[str, Part],
         unknown_columns: int,
     ) -> None:
@@ -85,6 +96,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         self.unknown_columns = unknown_columns
         self._finish = finish
         self._prompt_tokens = prompt_tokens
+        self._prompt_array: NDArray[np.int64] | None = None
         self._scalars = scalars
         self._parts = parts
         self._rows: list[int] | None = None if finish[0] else []
@@ -106,9 +118,9 @@ class BatchFrame(Sequence[ChunkEvent]):
     @property
     def prompt_tokens(self) -> NDArray[np.int64]:
         """Prompt tokens of each request as the scheduler states them, int64 [n]."""
-        if self._prompt_tokens.dtype != np.int64:
-            self._prompt_tokens = self._prompt_tokens.astype(np.int64)
-        return self._prompt_tokens
+        if self._prompt_array is None:
+            self._prompt_array = unpack(self._prompt_tokens).astype(np.int64)
+        return self._prompt_array
 
     @property
     def finished(self) -> list[int]:
@@ -152,7 +164,9 @@ class BatchFrame(Sequence[ChunkEvent]):
         """The per-request scalar columns that are present, name -> list [n]; opaque entries in plain Python types."""
         if self._scalar_cache is None:
             types = self.schema.egress.by_name
-            self._scalar_cache = {name: _scalar_list(data, types[name].type) for name, data in self._scalars.items()}
+            self._scalar_cache = {
+                name: _scalar_list(data, encoded, types[name].type) for name, (data, encoded) in self._scalars.items()
+            }
         return self._scalar_cache
 
     def extras(self, row: int) -> dict[str, NDArray[Any]]:
@@ -162,13 +176,13 @@ class BatchFrame(Sequence[ChunkEvent]):
         for name, part in self._parts.items():
             bounds = self._row_offsets.get(name)
             if bounds is None:
-                inner = None if part.positions is None else _offsets(part.positions)
-                bounds = self._row_offsets[name] = (_offsets(part.counts), inner)
+                inner = None if part.positions is None else running_sum(part.positions)
+                bounds = self._row_offsets[name] = (running_sum(part.counts), inner)
             start, end = int(bounds[0][row]), int(bounds[0][row + 1])
             if start == end:
                 continue
             if part.positions is not None and bounds[1] is not None:
-                found[name + "_lens"] = part.positions[start:end].astype(np.int64)
+                found[name + "_lens"] = unpack(part.positions)[start:end].astype(np.int64)
                 start, end = int(bounds[1][start]), int(bounds[1][end])
             found[name + "_val"] = part.values[start:end]
             if part.indices is not None:
@@ -199,10 +213,11 @@ class BatchFrame(Sequence[ChunkEvent]):
         return f"BatchFrame({len(self.rids)} requests, {len(self.token_ids)} ids, schema {self.schema.name})"
 
 
-def _scalar_list(data: NDArray[Any] | bytes, kind: str) -> list[Any]:
-    if not isinstance(data, bytes):
-        values: list[Any] = data.tolist()
+def _scalar_list(data: Packed, encoded: bool, kind: str) -> list[Any]:
+    if not encoded:
+        values: list[Any] = list(data) if isinstance(data, bytes) else data.tolist()
         return values
+    assert isinstance(data, bytes)  # encoded columns are
     if kind != "opaque?":
         decoded: list[Any] = msgspec.msgpack.decode(data)
         return decoded

@@ -15,22 +15,22 @@ Owns: every rule of reading a frame. Rules it keeps (the page on the wire, "Deco
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import BatchFrame, Part
+from .batch import BatchFrame, Packed, Part, running_sum, unpack
 from .encode import EGRESS_TAG_BATCH, EGRESS_TAG_ERROR, EGRESS_TAG_RESULT
 from .errors import FrameError, show
 from .frame_walk import array_head, recover_rids, skip
 from .schema import ELEMENT_TYPES, Column, WireSchema
 
-U32: Final = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-_U32_LIST: Final = msgspec.msgpack.Decoder(list[U32])
+_INT_LIST: Final = msgspec.msgpack.Decoder(list[int])
 _STR_LIST: Final = msgspec.msgpack.Decoder(list[str])
 _STR: Final = msgspec.msgpack.Decoder(str)
 _ABSENT: Final = msgspec.Raw(b"\x90")
@@ -207,47 +207,49 @@ def _words(fault: BaseException) -> str:
 
 def _cells(blob: bytes, column: Column, n: int, optional: bool) -> tuple[int, int]:
     """(entries, start of the first) of a column, its length checked against `n` (-1: any)."""
-    head = array_head(blob, 0, len(blob))
-    if head is None:
+    first = blob[0]
+    if 0x90 <= first < 0xA0:
+        count, start = first - 0x90, 1
+    elif first == 0xDC:
+        count, start = blob[1] << 8 | blob[2], 3
+    elif first == 0xDD:
+        count, start = int.from_bytes(blob[1:5], "big"), 5
+    else:
         raise Broken("column_type", f"position {column.position} ({column.name}) is not an array")
-    if head[0] != n and n >= 0 and not (optional and head[0] == 0):
-        raise Broken(
-            "column_length", f"position {column.position} ({column.name}) has {head[0]} entries for {n} requests"
-        )
-    return head
+    if count != n and n >= 0 and (count or not optional):
+        message = f"position {column.position} ({column.name}) has {count} entries for {n} requests"
+        raise Broken("column_length", message)
+    return count, start
 
 
-def _not_u32(column: Column, what: str) -> Broken:
-    return Broken("column_type", f"position {column.position} ({column.name}) holds u32: {what}")
-
-
-def _numbers(raw: Any, column: Column, n: int, optional: bool) -> NDArray[Any]:
-    """A u32 column, packed: uint8 where every entry is one byte, uint32 otherwise."""
+def _numbers(raw: Any, column: Column, n: int, optional: bool) -> Packed:
+    """A u32 column, packed: bytes where every entry is one byte, uint32 otherwise."""
     blob = bytes(raw)
     count, start = _cells(blob, column, n, optional)
-    width, rest = divmod(len(blob) - start, count) if count else (0, 0)
-    if width == 1 and not rest:
-        if blob[start:].isascii():  # one byte each and below 0x80: positive fixints, all of them
-            return np.frombuffer(blob, np.uint8, count, start)
-    elif width in _WIDE and not rest and blob[start] == _WIDE[width][0]:
+    body = len(blob) - start
+    if body == count:
+        packed = blob[start:]
+        if packed.isascii():  # one byte each and below 0x80: positive fixints, all of them
+            return packed
+    elif count and not body % count and (wide := _WIDE.get(body // count)) and blob[start] == wide[0]:
         # One width throughout (a column of prompt lengths is often that): read in place if every entry has the tag.
-        cells = np.frombuffer(blob, _WIDE[width][1], count, start)
-        if cells["tag"].tobytes().count(blob[start]) == count:
+        cells = np.frombuffer(blob, wide[1], count, start)
+        if cells["tag"].tobytes().count(wide[0]) == count:
             return cells["value"].astype(np.uint32)
-    elif not count:
-        return _NONE
     try:
-        return np.fromiter(_U32_LIST.decode(blob), np.uint32, count)
+        # array("I") refuses what is below 0 or above 32 bits, and costs less than half of np.fromiter.
+        return np.frombuffer(array("I", _INT_LIST.decode(blob)), np.uint32)
     except _BAD as fault:
-        raise _not_u32(column, _words(fault)) from None
+        message = f"position {column.position} ({column.name}) holds u32: {_words(fault)}"
+        raise Broken("column_type", message) from None
 
 
-_NONE: Final = np.empty(0, np.uint8)
 _WIDE: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
     2: (0xCC, np.dtype([("tag", "u1"), ("value", "u1")])),
     3: (0xCD, np.dtype([("tag", "u1"), ("value", ">u2")])),
     5: (0xCE, np.dtype([("tag", "u1"), ("value", ">u4")])),
 }
+assert array("I").itemsize == 4
 
 # What an optional scalar column may hold, entry by entry. Possessive, so that matching keeps no state per entry. The values are
 # decoded when asked for; a column that matches cannot fail then.
@@ -260,12 +262,14 @@ _SCALARS: Final = {
 }
 
 
-def _scalar(raw: Any, column: Column, n: int) -> bytes | None:
-    """The checked msgpack array of an optional scalar column; None when it is empty."""
+def _scalar(raw: Any, column: Column, n: int, optional: bool) -> tuple[Packed, bool]:
+    """A checked scalar column: (packed numbers, False), or (its whole msgpack array, True); empty when it has no entries."""
+    if column.type == "u32":
+        return _numbers(raw, column, n, optional), False
     blob = bytes(raw)
-    count, start = _cells(blob, column, n, True)
+    count, start = _cells(blob, column, n, optional)
     if not count:
-        return None
+        return b"", False
     pattern = _SCALARS.get(column.type)
     if pattern is not None:
         good = pattern.fullmatch(blob, start) is not None
@@ -278,10 +282,9 @@ def _scalar(raw: Any, column: Column, n: int) -> bytes | None:
     else:
         good = True  # opaque: the split has walked it, so each entry is well-formed
     if not good:
-        raise Broken(
-            "column_type", f"position {column.position} ({column.name}) has an entry that is not {column.type}"
-        )
-    return blob
+        message = f"position {column.position} ({column.name}) has an entry that is not {column.type}"
+        raise Broken("column_type", message)
+    return blob, True
 
 
 _MAYBE_STR_LIST: Final = msgspec.msgpack.Decoder(list[str | None])
@@ -306,9 +309,15 @@ def _finish(raw: Any, column: Column, n: int) -> tuple[bytes, int]:
     return blob, start
 
 
-def _sum(values: NDArray[Any]) -> int:
+def _sum(values: Packed) -> int:
     # Below 2^24 entries of 32 bits: no overflow in 64.
-    return int(values.sum(dtype=np.int64)) if len(values) else 0
+    if not isinstance(values, bytes):
+        return int(values.sum(dtype=np.int64))
+    if not values:
+        return 0
+    if values.count(values[0]) == len(values):
+        return values[0] * len(values)
+    return sum(values) if len(values) < 512 else int(unpack(values).sum(dtype=np.int64))
 
 
 def _batch(data: bytes | memoryview, schema: WireSchema, max_header: int) -> BatchFrame:
@@ -343,19 +352,15 @@ def _batch(data: bytes | memoryview, schema: WireSchema, max_header: int) -> Bat
     finish = _finish(cells[1], columns[1], n)
     prompt_tokens = _numbers(cells[2], columns[2], n, False)
     lengths = _numbers(cells[3], columns[3], n, False)
-    offsets = np.zeros(n + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    scalars: dict[str, NDArray[Any] | bytes] = {
-        column.name: _numbers(cells[column.position], column, n, False)
-        if column.type == "u32"
-        else _scalar(cells[column.position], column, n) or b"\x90"
-        for column in plan.core_scalars
-    }
+    offsets = running_sum(lengths)
+    scalars: dict[str, tuple[Packed, bool]] = {}
+    for column in plan.core_scalars:
+        scalars[column.name] = _scalar(cells[column.position], column, n, False)
 
     # The data columns, in order: (dtype, count). Python ints, so no sum can overflow.
     tokens = int(offsets[n])
     at = start + tokens * (8 if schema.id_dtype == "<i8" else 4)
-    layout: list[tuple[str, NDArray[Any], NDArray[Any] | None, int, str, str | None]] = []
+    layout: list[tuple[str, Packed, Packed | None, int, str, str | None]] = []
     if outer[0] > plan.required:
         for name, lens, poslens, values, indices in plan.families:
             counts = _numbers(cells[lens.position], lens, n, True)
@@ -377,9 +382,9 @@ def _batch(data: bytes | memoryview, schema: WireSchema, max_header: int) -> Bat
             layout.append((name, counts, positions, total, values, indices))
             at += total * (4 if indices is None else 8)
         for column in plan.optional_scalars:
-            blob = _scalar(cells[column.position], column, n)
-            if blob is not None:
-                scalars[column.name] = blob
+            values_of = _scalar(cells[column.position], column, n, True)
+            if len(values_of[0]):
+                scalars[column.name] = values_of
     if at != size:
         if unknown:
             raise Broken(
