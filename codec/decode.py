@@ -90,7 +90,7 @@ def flat_bytes(buffer: object) -> bytes | memoryview:
         view = memoryview(buffer)  # type: ignore[arg-type]
         return view.cast("B").toreadonly() if view.c_contiguous else view.tobytes()
     except (TypeError, ValueError, BufferError, NotImplementedError) as fault:
-        raise FrameError("buffer", f"{type(buffer).__name__}: {fault}") from None
+        raise FrameError("buffer", f"{type(buffer).__name__}: {fault}", names_nobody=True) from None
 
 
 class _Plan(NamedTuple):
@@ -135,7 +135,7 @@ def decode_frame(
     data = flat_bytes(buffer)
     size = len(data)
     if not size:
-        raise FrameError("empty", REASONS["empty"], rids_complete=True)
+        raise FrameError("empty", REASONS["empty"], names_nobody=True)
     tag = data[0]
     limit = schema.max_frame_bytes if max_frame_bytes is None else max_frame_bytes
     try:
@@ -149,8 +149,9 @@ def decode_frame(
             return _error(data)
     except Broken as fault:
         rids, complete = named_requests(data)
-        raise FrameError(fault.reason, fault.message, rids=rids, rids_complete=complete) from None
-    raise FrameError("unknown_tag", f"the first byte is {tag}; tags are 1, 2 and 3", rids_complete=True)
+        nobody = tag != EGRESS_TAG_BATCH and not rids
+        raise FrameError(fault.reason, fault.message, rids=rids, rids_complete=complete, names_nobody=nobody) from None
+    raise FrameError("unknown_tag", f"the first byte is {tag}; tags are 1, 2 and 3", names_nobody=True)
 
 
 def named_requests(data: bytes | memoryview) -> tuple[list[str], bool]:
@@ -164,8 +165,7 @@ def named_requests(data: bytes | memoryview) -> tuple[list[str], bool]:
             # An array of the first position alone: the same reader serves.
             rids, complete = recover_rids(b"\x91\x91" + bytes(data[head[1] : head[1] + 4096]), 0, 4098, 1)
             return rids, complete and bool(rids)
-        return [], False
-    return [], True
+    return [], False
 
 
 class _Pair(msgspec.Struct, array_like=True):

@@ -150,6 +150,7 @@ class FrameError(HeadraceError):
     """A frame that breaks a rule of the wire. `reason` is the rule's stable short name; `rids` are the requests it names.
 
     `rids_complete` is false where the list could not be read whole, so other live requests may have lost data too.
+    `names_nobody`: no BATCH frame, and no rid to be read in it; it is counted and logged and fails nobody.
     """
 
     code = "frame"
@@ -157,12 +158,19 @@ class FrameError(HeadraceError):
     http_status = 500
 
     def __init__(
-        self, reason: str, message: str, *, rids: list[str] | None = None, rids_complete: bool = False
+        self,
+        reason: str,
+        message: str,
+        *,
+        rids: list[str] | None = None,
+        rids_complete: bool = False,
+        names_nobody: bool = False,
     ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.rids: list[str] = rids if rids is not None else []
         self.rids_complete = rids_complete
+        self.names_nobody = names_nobody
 
 
 ERRORS: Final[tuple[type[HeadraceError], ...]] = (
