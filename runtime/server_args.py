@@ -170,7 +170,7 @@ def resolve_tokenizer(
     """
     text = os.fsdecode(path)
     if not text or "\0" in text:
-        _refuse(field, "names no file", text)
+        raise ValidationError(f"{field} {show(text)} names no file", field=field)
     local = Path(text).expanduser()
     try:
         if local.is_file():
@@ -197,7 +197,7 @@ def _snapshot(repo: Path, name: str, revision: str, field: str) -> Path:
     # A revision is a path below refs/ ("refs/pr/1" is a real one), so it must not be able to climb out of the cache.
     parts = revision.split("/")
     if not all(parts) or "\0" in revision or any(part in (".", "..") for part in parts):
-        _refuse("revision", "is not the name of a revision", revision)
+        raise ValidationError(f"revision {show(revision)} is not the name of a revision", field="revision")
     ref = repo.joinpath("refs", *parts)
     commit = revision
     try:

@@ -1,0 +1,190 @@
+"""The command line: ``headrace …`` or ``python -m headrace …``.
+
+Owns: the commands, their options, and how a mistake looks. No logic of its own. Rules it keeps:
+
+* A mistake on the command line or in a file is one clear line on standard error and exit status 2, never a traceback. Other
+  ends: 0 fine, 1 the thing that was asked about is broken or incomplete, 130 interrupted.
+* A reader that goes away (``headrace … | head``) is a normal end.
+* A command's module is imported when the command runs: ``headrace --version`` loads neither numpy nor tokenizers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ._version import __version__
+
+# Old versions of typer use the click package, new ones their own copy of it; this is the base of all its errors in both.
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
+
+app = typer.Typer(
+    name="headrace",
+    help="The tokenizer manager of an LLM server: text in, a scheduler in the middle, text out.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+spec_app = typer.Typer(help="The machines and the wire, as data.", invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(spec_app, name="spec")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Text in, a scheduler in the middle, text out."""
+    _help_if_alone(context)
+
+
+@spec_app.callback()
+def _spec(context: typer.Context) -> None:
+    _help_if_alone(context)
+
+
+def _help_if_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    file: Annotated[str | None, typer.Argument(help="Prompts, one per line; - is standard input. Default: a built-in set.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, its directory, or a model in the hub cache.")] = None,
+    scheduler: Annotated[str, typer.Option(help="markov continues the prompts, echo gives them back.")] = "markov",
+    text: Annotated[str | None, typer.Option(help="The text that markov learns from. Default: a novel.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="How many requests; the prompts are repeated or cut to it.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens per answer at most.")] = 96,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; -1 is all.")] = 50,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens up to this share.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Request number i draws from seed + i.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End an answer before this string; may be repeated.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Requests that the scheduler runs at once.")] = 64,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Requests submitted at once. Default: all the ring holds.")] = None,
+    ring: Annotated[int | None, typer.Option(min=1, help="Capacity of the ingress ring.")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Detokenizer shards.")] = 1,
+    wire: Annotated[str, typer.Option(help="Wire revision: v1, v2, or a schema file.")] = "v1",
+    context_len: Annotated[int, typer.Option(min=2, help="Context length in tokens.")] = 8192,
+    step_ms: Annotated[float | None, typer.Option(min=0, help="Time of a scheduler step. Default: 20 in the live view, else 0.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="No live view; the default where stdout is no terminal.")] = False,
+) -> None:
+    """The main job on real input: many prompts at once, tokens streaming, a live view, a summary."""
+    from .runtime.demo import DemoOptions, run
+
+    options = DemoOptions(
+        file=file,
+        tokenizer=tokenizer,
+        scheduler=scheduler,
+        text=text,
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        max_batch=max_batch,
+        in_flight=in_flight,
+        ring=ring,
+        shards=shards,
+        wire=wire,
+        context_len=context_len,
+        step_ms=step_ms,
+        plain=plain,
+    )
+    raise typer.Exit(run(options))
+
+
+@app.command()
+def inspect(
+    file: Annotated[str, typer.Argument(help="A file that holds one egress frame; - is standard input.")],
+    wire: Annotated[str, typer.Option(help="Wire revision: v1, v2, or a schema file.")] = "v1",
+    hex_: Annotated[bool, typer.Option("--hex", help="The file holds hexadecimal digits.")] = False,
+) -> None:
+    """A frame, in words: tag, header by field, columns, offsets, the broken rule if it is broken (exit status 1)."""
+    from .runtime.commands import inspect_file
+
+    raise typer.Exit(inspect_file(file, wire, hex_, sys.stdout))
+
+
+@spec_app.command("list")
+def spec_list() -> None:
+    """The names that `spec export` knows."""
+    from .runtime.commands import names
+
+    for name in names():
+        typer.echo(name)
+
+
+@spec_app.command("export")
+def spec_export(
+    name: Annotated[str, typer.Argument(help="machine/NAME or wire/NAME, as in `spec list`.")],
+    format_: Annotated[str | None, typer.Option("--format", help="Machines: json, mermaid, dot, scxml, promela. Wire: toml, json.")] = None,
+) -> None:
+    """A machine or a wire revision, on standard output."""
+    from .runtime.commands import export_text
+
+    sys.stdout.write(export_text(name, format_))
+
+
+@spec_app.command("check")
+def spec_check() -> None:
+    """Everything generated from the declarations is up to date (else exit status 1)."""
+    from .runtime.commands import stale
+
+    problems = stale()
+    for problem in problems:
+        typer.echo(problem)
+    typer.echo("the exports are up to date" if not problems else f"{len(problems)} problem(s)")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _fail(message: str) -> int:
+    line = " ".join(message.split())
+    # Whatever the message holds, it must reach a terminal of any encoding as one line.
+    print(f"headrace: {line}".encode("ascii", "backslashreplace").decode(), file=sys.stderr)
+    return 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line (default: this process's) and returns its exit status."""
+    command: Callable[..., Any] = typer.main.get_command(app).main
+    try:
+        status = command(args=None if argv is None else list(argv), prog_name="headrace", standalone_mode=False)
+        sys.stdout.flush()
+    except _CommandLineError as error:
+        describe: Callable[[], str] = getattr(error, "format_message", lambda: str(error))
+        return _fail(describe())
+    except (KeyboardInterrupt, typer.Abort):
+        print("headrace: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # What is still buffered can never be written; without this the interpreter would complain about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        from .codec.errors import HeadraceError
+
+        if not isinstance(error, (HeadraceError, OSError)):
+            raise
+        return _fail(str(error))
+    return status if isinstance(status, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
