@@ -4,7 +4,9 @@ Floor 1: knows `fsm` and `specs`; knows no thread, channel or clock. `strategies
 modules (`from headrace.codec import strategies`), never from here.
 """
 
+from .admission import AdmissionRules, Fit, GenerateRequest, NormalizedRequest, admit, fit_length
 from .batch import BatchFrame
+from .body import GenerateBody
 from .chunk import ChunkEvent
 from .decode import ControlResult, RequestFailure, decode_frame
 from .encode import (
@@ -33,27 +35,56 @@ from .errors import (
     ValidationError,
 )
 from .finish import Abort, FinishReason, Length, Stop, Unknown, parse_finish_reason
+from .ingress import (
+    AbortMessage,
+    BadMessage,
+    ControlMessage,
+    GenerateMessage,
+    IngressColumns,
+    IngressMessage,
+    decode_ingress,
+    encode_abort,
+    encode_control,
+    encode_generate,
+)
+from .rid import Rid
+from .sampling import NormalizedSamplingParams, SamplingParams
 from .schema import WireSchema, load_schema
+from .stop_regex import compile_stop_regex
 
 __all__ = [
     "EGRESS_TAG_BATCH",
     "EGRESS_TAG_ERROR",
     "EGRESS_TAG_RESULT",
     "Abort",
+    "AbortMessage",
     "AbortedByScheduler",
+    "AdmissionRules",
+    "BadMessage",
     "BatchFrame",
     "ChunkEvent",
     "ClientClosedError",
+    "ControlMessage",
     "ControlResult",
     "DetokenizeError",
     "EncodeError",
     "FinishReason",
+    "Fit",
     "FrameError",
+    "GenerateBody",
+    "GenerateMessage",
+    "GenerateRequest",
     "HeadraceError",
+    "IngressColumns",
+    "IngressMessage",
     "InternalError",
     "Length",
+    "NormalizedRequest",
+    "NormalizedSamplingParams",
     "QueueFullError",
     "RequestFailure",
+    "Rid",
+    "SamplingParams",
     "SchedulerGoneError",
     "ShuttingDownError",
     "SlowClientError",
@@ -62,9 +93,16 @@ __all__ = [
     "Unknown",
     "ValidationError",
     "WireSchema",
+    "admit",
+    "compile_stop_regex",
     "decode_frame",
+    "decode_ingress",
+    "encode_abort",
     "encode_batch",
     "encode_batch_cols",
+    "encode_control",
+    "encode_generate",
+    "fit_length",
     "frame_egress_batch_cols",
     "frame_egress_error",
     "frame_egress_result",

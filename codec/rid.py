@@ -20,6 +20,7 @@ import uuid
 import zlib
 from typing import Final
 
+from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
 
@@ -123,11 +124,7 @@ def check_client_rid(rid: object) -> str:
     """`rid` itself if a client may use it; ValidationError if not. It takes no suffix, so a batch can be judged first."""
     if not isinstance(rid, str):
         raise ValidationError(f"rid must be a string, not {show(rid)}", field="rid")
-    try:
-        size = len(rid) if rid.isascii() else len(rid.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise ValidationError("rid holds a lone surrogate, which cannot be encoded as UTF-8", field="rid") from None
-    limit = default("max_rid_bytes")
+    size, limit = check_text("rid", rid), default("max_rid_bytes")
     if not 0 < size <= limit:
         raise ValidationError(f"rid must have 1 to {limit} bytes of UTF-8, not {size}", field="rid")
     if rid.startswith(HEALTH_PREFIX):

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import re
 import threading
+from itertools import pairwise
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any, Final, NamedTuple
@@ -180,7 +181,7 @@ class _Atoms:
         self._spans: list[tuple[int, int, int, tuple[int, int, int, int]]] = []  # lo, hi, mask, mask per kind
         bit = _LATIN
         edges = sorted(cuts)
-        for lo, hi in zip(edges, edges[1:], strict=False):
+        for lo, hi in pairwise(edges):
             kinds = (_kind(lo),) if hi == lo + 1 else (0, 1, 2, 3)
             masks = [0, 0, 0, 0]
             for kind in kinds:
@@ -332,7 +333,9 @@ class _Analysis:
         """Whether anything in `seq`, however deep, can look further than the limit."""
         for op, arg in seq.data:
             if op in _REPEATS:
-                if int(arg[1]) > 1 and int(arg[1]) * max(1, int(arg[2].getwidth()[1])) > _LONG or self.is_long(arg[2]):
+                if (int(arg[1]) > 1 and int(arg[1]) * max(1, int(arg[2].getwidth()[1])) > _LONG) or self.is_long(
+                    arg[2]
+                ):
                     return True
             elif op is sre.GROUPREF:
                 if self.long_group(arg):
@@ -373,7 +376,9 @@ class _Analysis:
         if op is sre.ATOMIC_GROUP and looped:
             return self.walk(arg, flags, after, looped)
         if op in (sre.ASSERT, sre.ASSERT_NOT, sre.ATOMIC_GROUP):
-            inner = self.walk(arg if op is sre.ATOMIC_GROUP else arg[1], flags, _Next(self.atoms.all, True, _ONE, _ONE), looped)
+            inner = self.walk(
+                arg if op is sre.ATOMIC_GROUP else arg[1], flags, _Next(self.atoms.all, True, _ONE, _ONE), looped
+            )
             if looped and inner.cost.long:
                 raise _Inadmissible("a lookaround inside a long repetition looks arbitrarily far")
             return _Next(first, False, _max(inner.cost, after.cost), _ONE)
@@ -410,9 +415,11 @@ class _Analysis:
         inner = self.walk(body, flags, follow, looped or long)
         if inner.ways.long or (long and inner.ways != _ONE):
             raise _Inadmissible(_LONG_BODY)
-        if op is sre.POSSESSIVE_REPEAT or after.sure:
-            exits = _ONE
-        elif inner.ways == _ONE and least > 0 and (low == high or not again & after.first):
+        if (
+            op is sre.POSSESSIVE_REPEAT
+            or after.sure
+            or (inner.ways == _ONE and least > 0 and (low == high or not again & after.first))
+        ):
             exits = _ONE
         elif long and low != high:
             exits = _Cost(1, 1)

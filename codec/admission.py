@@ -1,0 +1,329 @@
+"""Admission: what may become a request, and the type that proves it.
+
+Owns: `GenerateRequest` (a client's), `NormalizedRequest` (checked), `admit` between them, and `fit_length`. Rules it keeps:
+
+* `admit` is everything that can be judged on the caller's thread: shape, rid, ids, sampling parameters, patterns, flags and
+  wire fields. What needs the tokenizer (the number of tokens) is `fit_length`. Neither leaves a trace when it refuses.
+* Nothing but a `NormalizedRequest` can be encoded for the ring, and only `admit` makes one.
+* Ids are ints in [0, vocab_size), judged before they become 64 bit integers: -1 as a logprob id silently named the *last*
+  token in the field, and 2^32 + 5 became 5 in a narrower column. A bool is not an id.
+* The window: a prompt must leave room (input + reserved < context_len) and input + reserved + max_new_tokens must fit; nothing
+  is clipped unless `allow_auto_truncate` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .clientjson import check_text
+from .errors import ValidationError, show
+from .limits import default
+from .rid import Rid
+from .sampling import NormalizedSamplingParams, SamplingParams, flag, integer, token_ids
+from .schema import IngressField, WireSchema
+
+Ids = NDArray[np.int64]
+
+_INT64_MAX: Final = (1 << 63) - 1
+_FIXED_BYTES: Final = (
+    1024  # what a request costs beside its text and ids: objects of the table, the header's fixed slots
+)
+
+
+class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What admission needs to know of the model and the configuration. Lengths count tokens.
+
+    `vocab_size` is the number of rows of the model's embedding, not the tokenizer's base vocabulary (added special tokens lie
+    above that). `max_prompt_bytes` bounds a prompt's UTF-8 before it is tokenised; whoever knows a sound bound on bytes per
+    token lowers it.
+    """
+
+    context_len: int
+    vocab_size: int
+    num_reserved_tokens: int = 0
+    skip_tokenizer_init: bool = False
+    allow_auto_truncate: bool = False
+    enable_return_hidden_states: bool = False
+    max_prompt_bytes: int = default("max_prompt_bytes")
+    max_token_ids_logprob: int = default("max_token_ids_logprob")
+    max_top_logprobs: int = default("max_top_logprobs")
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """What a client asks for: exactly one of `text` and `input_ids`. Nothing is checked until `admit`.
+
+    None means the default for every field. `logprob_start_len` -1 is "no input logprobs". `wire_fields` are header fields of
+    the schema that headrace does not own. `rid` is the client's own id, or a `Rid` that headrace made.
+    """
+
+    text: str | None = None
+    input_ids: Any = None
+    sampling_params: Any = None
+    rid: Any = None
+    stream: Any = False
+    return_logprob: Any = False
+    logprob_start_len: Any = -1
+    top_logprobs_num: Any = 0
+    token_ids_logprob: Any = None
+    return_text_in_logprobs: Any = False
+    return_hidden_states: Any = False
+    add_special_tokens: Any = True
+    wire_fields: Mapping[str, Any] | None = None
+
+
+class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that passed `admit`: exactly one of `text` and `input_ids` (int64 [tokens], this request's own copy).
+
+    `nbytes` is what it counts against the budget of admitted bytes: text, ids, and everything of a client's own size.
+    """
+
+    rid: Rid
+    text: str | None
+    input_ids: Ids | None
+    sampling: NormalizedSamplingParams
+    stream: bool
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    token_ids_logprob: tuple[int, ...] | None
+    return_text_in_logprobs: bool
+    return_hidden_states: bool
+    add_special_tokens: bool
+    wire_fields: dict[str, Any]
+    nbytes: int
+
+
+class Fit(NamedTuple):
+    """How a prompt fits: keep the first `n_input` tokens; `max_new_tokens` for the scheduler (None: no cap)."""
+
+    n_input: int
+    max_new_tokens: int | None
+
+
+def admit(request: GenerateRequest, rules: AdmissionRules, schema: WireSchema) -> NormalizedRequest:
+    """The checked form of `request`. Raises ValidationError, which names the field and shows its value safely."""
+    if not isinstance(request, GenerateRequest):
+        raise ValidationError(f"a request must be a GenerateRequest, not {show(request)}")
+    text, ids = request.text, None
+    if (text is None) == (request.input_ids is None):
+        raise ValidationError(
+            "exactly one of text and input_ids must be given", field="text" if text is not None else "input_ids"
+        )
+    nbytes = _FIXED_BYTES
+    if text is not None:
+        if not isinstance(text, str):
+            raise ValidationError(f"text must be a string, not {show(text)}", field="text")
+        if rules.skip_tokenizer_init:
+            raise ValidationError(
+                "text needs a tokenizer, and skip_tokenizer_init is set: send input_ids", field="text"
+            )
+        size = check_text("text", text) if len(text) <= rules.max_prompt_bytes else len(text)
+        if size > rules.max_prompt_bytes:
+            raise ValidationError(
+                f"text has {size} bytes or more; at most {rules.max_prompt_bytes} can be tokenised or fit", field="text"
+            )
+        nbytes += size
+    else:
+        ids = prompt_ids(request.input_ids, rules.vocab_size)
+        nbytes += ids.nbytes
+    rid = (
+        Rid.mint()
+        if request.rid is None
+        else request.rid
+        if isinstance(request.rid, Rid)
+        else Rid.from_client(request.rid)
+    )
+    sampling = _sampling(request.sampling_params, rules)
+    if flag("return_hidden_states", request.return_hidden_states, False) and not rules.enable_return_hidden_states:
+        raise ValidationError(
+            "return_hidden_states needs a server started with enable_return_hidden_states", field="return_hidden_states"
+        )
+    asked = token_ids("token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.max_token_ids_logprob)
+    wire_fields = _wire_fields(request.wire_fields, schema)
+    return NormalizedRequest(
+        rid=rid,
+        text=None if text is None else str(text),
+        input_ids=ids,
+        sampling=sampling,
+        stream=flag("stream", request.stream, False),
+        return_logprob=flag("return_logprob", request.return_logprob, False),
+        logprob_start_len=integer("logprob_start_len", request.logprob_start_len, -1, -1, _INT64_MAX),
+        top_logprobs_num=integer(
+            "top_logprobs_num", request.top_logprobs_num, 0, 0, min(rules.max_top_logprobs, rules.vocab_size)
+        ),
+        token_ids_logprob=asked,
+        return_text_in_logprobs=flag("return_text_in_logprobs", request.return_text_in_logprobs, False),
+        return_hidden_states=flag("return_hidden_states", request.return_hidden_states, False),
+        add_special_tokens=flag("add_special_tokens", request.add_special_tokens, True),
+        wire_fields=wire_fields,
+        nbytes=nbytes
+        + 8 * len(asked or ())
+        + _sampling_bytes(sampling)
+        + (_encoded_size(wire_fields) if wire_fields else 0),
+    )
+
+
+def fit_length(n_input_tokens: int, request: NormalizedRequest, rules: AdmissionRules) -> Fit:
+    """How `request` with a prompt of `n_input_tokens` tokens fits the context. Raises ValidationError where it does not.
+
+    With `allow_auto_truncate` a prompt that does not fit keeps its head and leaves room for max_new_tokens, at least one token
+    of each; a prompt that fits has max_new_tokens lowered, which is refused below min_new_tokens.
+    """
+    asked, least = request.sampling.max_new_tokens, request.sampling.min_new_tokens
+    room = rules.context_len - rules.num_reserved_tokens
+    kept, budget = n_input_tokens, asked
+    if n_input_tokens < 1:
+        raise ValidationError(
+            "the prompt is empty: it has no tokens", field="input_ids" if request.text is None else "text"
+        )
+    if n_input_tokens >= room:
+        if not rules.allow_auto_truncate or room < 2:
+            raise ValidationError(
+                f"the prompt has {n_input_tokens} tokens{_reserved(rules)}; a context of {rules.context_len} leaves no room for "
+                "output",
+                field="input_ids" if request.text is None else "text",
+            )
+        wanted = max(1, least if asked is None else asked)
+        kept = max(1, room - wanted)
+        budget = None if asked is None else min(asked, room - kept)
+    elif asked is not None and n_input_tokens + asked > room:
+        if not rules.allow_auto_truncate:
+            raise ValidationError(
+                f"the prompt has {n_input_tokens} tokens{_reserved(rules)} and max_new_tokens is {asked}; together they do not fit "
+                f"a context of {rules.context_len}",
+                field="max_new_tokens",
+            )
+        budget = room - n_input_tokens
+    if budget is not None and budget < least:
+        raise ValidationError(
+            f"min_new_tokens is {least}, but only {budget} new tokens fit behind {kept} tokens of prompt",
+            field="min_new_tokens",
+        )
+    if request.logprob_start_len > kept:
+        raise ValidationError(
+            f"logprob_start_len is {request.logprob_start_len}, beyond the prompt's {kept} tokens",
+            field="logprob_start_len",
+        )
+    return Fit(kept, budget)
+
+
+def _reserved(rules: AdmissionRules) -> str:
+    return f" (and {rules.num_reserved_tokens} are reserved)" if rules.num_reserved_tokens else ""
+
+
+def prompt_ids(value: Any, vocab_size: int, field: str = "input_ids") -> Ids:
+    """A prompt's ids as an int64 array of its own. ValidationError unless they are ints (no bools) in [0, vocab_size)."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.kind not in "iu":
+            raise ValidationError(
+                f"{field} must be one row of integers, not {value.dtype} with shape {value.shape}", field=field
+            )
+        low, high = (int(value.min()), int(value.max())) if value.size else (0, 0)  # before the cast: it could wrap
+        if low < 0 or high >= vocab_size:
+            at = int(np.argmax((value < 0) | (value >= vocab_size)))
+            raise _bad_id(field, at, int(value[at]), vocab_size)
+        ids = value.astype(np.int64)
+    else:
+        if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Sequence):
+            raise ValidationError(f"{field} must be a list of token ids, not {show(value)}", field=field)
+        if value and set(map(type, value)) != {int}:
+            at = next(at for at, token in enumerate(value) if type(token) is not int)
+            if not isinstance(value[at], np.integer):
+                raise _bad_id(field, at, value[at], vocab_size)
+            value = [int(v) if isinstance(v, np.integer) else v for v in value]
+            return prompt_ids(value, vocab_size, field)
+        if value and not (min(value) >= 0 and max(value) < vocab_size):
+            at = next(at for at, token in enumerate(value) if not 0 <= token < vocab_size)
+            raise _bad_id(field, at, value[at], vocab_size)
+        ids = np.array(value, dtype=np.int64)
+    if ids.size == 0:
+        raise ValidationError(f"{field} is empty: a prompt needs at least one token", field=field)
+    return ids
+
+
+def _bad_id(field: str, at: int, value: object, vocab_size: int) -> ValidationError:
+    return ValidationError(f"{field}[{at}] is {show(value)}; it must be an integer in [0, {vocab_size})", field=field)
+
+
+def _sampling(params: Any, rules: AdmissionRules) -> NormalizedSamplingParams:
+    if params is None:
+        params = SamplingParams()
+    elif isinstance(params, Mapping):
+        params = SamplingParams.from_json(params)
+    elif not isinstance(params, (SamplingParams, NormalizedSamplingParams)):
+        raise ValidationError(f"sampling_params must be an object, not {show(params)}", field="sampling_params")
+    normal: NormalizedSamplingParams = params.normalize(
+        vocab_size=rules.vocab_size, skip_tokenizer_init=rules.skip_tokenizer_init
+    )
+    return normal
+
+
+def _sampling_bytes(sampling: NormalizedSamplingParams) -> int:
+    size = 8 * len(sampling.stop_token_ids or ()) + 16 * len(sampling.logit_bias or ())
+    size += sum(map(len, sampling.stop_strs)) + sum(map(len, sampling.stop_regex_strs))
+    for grammar in (sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag):
+        size += 0 if grammar is None else len(grammar)
+    return size + (0 if sampling.custom_params is None else _encoded_size(sampling.custom_params))
+
+
+def _encoded_size(value: object) -> int:
+    return len(msgspec.msgpack.encode(value))
+
+
+_WIRE_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "any": (object,),
+}
+
+
+def _wire_fields(fields: Any, schema: WireSchema) -> dict[str, Any]:
+    """Header fields that headrace does not own, checked against the schema; null is the field's default."""
+    if fields is None:
+        return {}
+    if not isinstance(fields, Mapping):
+        raise ValidationError(f"wire_fields must be an object, not {show(fields)}", field="wire_fields")
+    free = {field.name: field for field in schema.ingress_fields if not field.owned}
+    checked: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in free:
+            raise ValidationError(
+                f"{show(name)} is not a field of wire {schema.name} that a client may set; those are {', '.join(free)}",
+                field=name if isinstance(name, str) else "wire_fields",
+            )
+        if value is not None:
+            checked[name] = _wire_value(free[name], value)
+    return checked
+
+
+def _wire_value(field: IngressField, value: Any) -> Any:
+    kind = field.type.removesuffix("?")
+    if kind == "ints":
+        if not isinstance(value, (list, tuple)):
+            raise ValidationError(f"{field.name} must be a list of integers, not {show(value)}", field=field.name)
+        return [integer(f"{field.name}[{at}]", entry, 0, -_INT64_MAX - 1, _INT64_MAX) for at, entry in enumerate(value)]
+    wanted = _WIRE_TYPES.get(kind)
+    if (
+        wanted is None
+        or not isinstance(value, wanted)
+        or (isinstance(value, bool) and bool not in wanted and kind != "any")
+    ):
+        raise ValidationError(f"{field.name} must be of type {field.type}, not {show(value)}", field=field.name)
+    if isinstance(value, str):
+        check_text(field.name, value)
+    try:
+        size = _encoded_size(value)
+    except Exception:  # whatever has no place in msgpack: integers beyond 64 bit, foreign objects, endless nesting
+        raise ValidationError(f"{field.name} cannot be put on the wire: {show(value)}", field=field.name) from None
+    if size > default("max_custom_params_bytes"):
+        raise ValidationError(
+            f"{field.name} has {size} bytes; at most {default('max_custom_params_bytes')} are allowed", field=field.name
+        )
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value)) if kind == "any" else value

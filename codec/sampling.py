@@ -1,0 +1,505 @@
+"""Sampling parameters: the client's type, the normalised type, and the one function between them.
+
+Owns: every rule about a sampling parameter. Rules it keeps:
+
+* `SamplingParams` is what a client says; `NormalizedSamplingParams` is what a scheduler gets. They are two types, and only
+  `SamplingParams.normalize` turns one into the other, so no path to the ring can skip it; twice is the same as once.
+* Every check is "refuse unless lo <= x <= hi": a comparison with NaN is false, so a check for the bad side admits it.
+  A bool is not a number, a float is not an int, nothing is judged by truthiness (``max_new_tokens=0`` stays 0).
+* null means the default for every field but `max_new_tokens`, where absent is 128, null is "no cap" and 0 is 0.
+* Whatever is admitted can be encoded: integers within the wire's range, strings within UTF-8. Messages name key and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import isfinite
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Never
+
+import msgspec
+
+from .clientjson import check_text, parse_json
+from .errors import ValidationError, show
+from .limits import default
+from .schema import WireSchema
+from .stop_regex import compile_stop_regex
+
+TOP_K_ALL: Final = 1 << 30
+"""`top_k` when every token is a candidate; what -1 becomes."""
+
+INT32_MAX: Final = (1 << 31) - 1
+_INT64: Final = (-(1 << 63), (1 << 63) - 1)
+_MSGPACK_INT: Final = (-(1 << 63), (1 << 64) - 1)
+_FLOAT32_END: Final = 3.4028235677973366e38  # the first double that rounds to infinity in float32
+_GREEDY_BELOW: Final = 1e-6
+_GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+class NormalizedSamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Checked sampling parameters, ready for the wire. Made by `SamplingParams.normalize` (or read back from a header).
+
+    `max_new_tokens` None is no cap; `top_k` is 1 to 2^31 - 1 (2^30: all). `stop_str_max_len` is the longest stop string in
+    bytes of UTF-8, `stop_regex_max_len` the widest pattern in characters (2^30 when unbounded).
+    """
+
+    max_new_tokens: int | None
+    stop_token_ids: tuple[int, ...] | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    min_new_tokens: int
+    n: int
+    beam_width: int | None
+    json_schema: str | None
+    regex: str | None
+    ebnf: str | None
+    structural_tag: str | None
+    ignore_eos: bool
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    no_stop_trim: bool
+    stream_interval: int | None
+    logit_bias: dict[str, float] | None
+    sampling_seed: int | None
+    custom_params: dict[str, Any] | None
+    stop_strs: tuple[str, ...]
+    stop_regex_strs: tuple[str, ...]
+    stop_str_max_len: int
+    stop_regex_max_len: int
+
+    # Slots that are the same in every normalised message: the client's raw stops are gone, the rest is not ours to set.
+    stop: ClassVar[None] = None
+    stop_regex: ClassVar[None] = None
+    is_normalized: ClassVar[bool] = True
+    watermark: ClassVar[None] = None
+    ebnf_full_assistant: ClassVar[bool] = False
+
+    def normalize(
+        self, *, vocab_size: int | None = None, skip_tokenizer_init: bool = False
+    ) -> NormalizedSamplingParams:
+        """Itself: normalising twice is normalising once."""
+        return self
+
+    def to_wire(self, schema: WireSchema) -> list[object]:
+        """All slots of the schema's sampling array, in its order; a slot this build has no value for is nil."""
+        return list(_slots(schema.sampling_slots)(self))
+
+
+@lru_cache(maxsize=16)
+def _slots(slots: tuple[str, ...]) -> attrgetter[tuple[object, ...]]:
+    """A getter of all `slots` at once; names that no attribute has read a nil."""
+    known = [slot if hasattr(NormalizedSamplingParams, slot) else "watermark" for slot in slots]
+    return attrgetter(*known)
+
+
+class SamplingParams:
+    """What a client asks of the sampler. Nothing is checked until `normalize`, which raises ValidationError.
+
+    `stop` and `stop_regex` take a string or a list; `logit_bias` maps token ids (as decimal strings) to biases;
+    `custom_params` maps strings to a scalar, a list of scalars or a string-keyed object of scalars. An unknown keyword is a
+    ValidationError that names the known ones.
+    """
+
+    __slots__ = (
+        "beam_width", "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias",
+        "max_new_tokens", "min_new_tokens", "min_p", "n", "no_stop_trim", "presence_penalty", "regex",
+        "repetition_penalty", "sampling_seed", "skip_special_tokens", "spaces_between_special_tokens", "stop",
+        "stop_regex", "stop_token_ids", "stream_interval", "structural_tag", "temperature", "top_k", "top_p",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        max_new_tokens: int | None = 128,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        temperature: float | None = 1.0,
+        top_p: float | None = 1.0,
+        top_k: int | None = -1,
+        min_p: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        presence_penalty: float | None = 0.0,
+        repetition_penalty: float | None = 1.0,
+        min_new_tokens: int | None = 0,
+        n: int | None = 1,
+        beam_width: int | None = None,
+        json_schema: str | None = None,
+        regex: str | None = None,
+        ebnf: str | None = None,
+        structural_tag: str | None = None,
+        ignore_eos: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        spaces_between_special_tokens: bool | None = True,
+        no_stop_trim: bool | None = False,
+        stream_interval: int | None = None,
+        logit_bias: Mapping[str, float] | None = None,
+        sampling_seed: int | None = None,
+        custom_params: Mapping[str, Any] | None = None,
+        **unknown: Never,
+    ) -> None:
+        if unknown:
+            raise _unknown_key(next(iter(unknown)))
+        self.max_new_tokens = max_new_tokens
+        self.stop = stop
+        self.stop_token_ids = stop_token_ids
+        self.stop_regex = stop_regex
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+        self.min_p = min_p
+        self.frequency_penalty = frequency_penalty
+        self.presence_penalty = presence_penalty
+        self.repetition_penalty = repetition_penalty
+        self.min_new_tokens = min_new_tokens
+        self.n = n
+        self.beam_width = beam_width
+        self.json_schema = json_schema
+        self.regex = regex
+        self.ebnf = ebnf
+        self.structural_tag = structural_tag
+        self.ignore_eos = ignore_eos
+        self.skip_special_tokens = skip_special_tokens
+        self.spaces_between_special_tokens = spaces_between_special_tokens
+        self.no_stop_trim = no_stop_trim
+        self.stream_interval = stream_interval
+        self.logit_bias = logit_bias
+        self.sampling_seed = sampling_seed
+        self.custom_params = custom_params
+
+    @classmethod
+    def from_json(cls, source: bytes | bytearray | str | Mapping[str, Any]) -> SamplingParams:
+        """From a JSON object, as text or already parsed. ValidationError for bad JSON and for a key that is not known."""
+        if not isinstance(source, Mapping):
+            source = parse_json(source, "sampling_params")
+        if not isinstance(source, Mapping):
+            raise ValidationError(f"sampling_params must be an object, not {show(source)}", field="sampling_params")
+        for key in source:
+            if key not in _KEYS:
+                raise _unknown_key(key)
+        return cls(**source)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as given."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, SamplingParams) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        given = (
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__slots__
+            if getattr(self, name) != getattr(_DEFAULT, name)
+        )
+        return f"SamplingParams({', '.join(given)})"
+
+    def normalize(self, *, vocab_size: int, skip_tokenizer_init: bool = False) -> NormalizedSamplingParams:
+        """The checked form, with every default filled in. `vocab_size` is the number of rows of the model's embedding.
+
+        `skip_tokenizer_init`: there is no text, so stop strings, stop_regex and min_new_tokens > 0 are refused.
+        Raises ValidationError with `field` set; reads the fields once and keeps no reference to a client's container.
+        """
+        temperature = _number("temperature", self.temperature, 1.0)
+        top_k = _integer("top_k", self.top_k, -1, -INT32_MAX, INT32_MAX)
+        # The order is the reference's: these two rewrites come before the range checks.
+        if 0.0 <= temperature < _GREEDY_BELOW:
+            temperature, top_k = 1.0, 1
+        if top_k == -1:
+            top_k = TOP_K_ALL
+        if not temperature >= 0.0:
+            raise _out_of_range("temperature", self.temperature, "at least 0")
+        if not top_k >= 1:
+            raise _out_of_range("top_k", self.top_k, "-1 or at least 1")
+        top_p = _number("top_p", self.top_p, 1.0)
+        if not 0.0 < top_p <= 1.0:
+            raise _out_of_range("top_p", self.top_p, "in (0, 1]")
+        min_p = _number("min_p", self.min_p, 0.0)
+        if not 0.0 <= min_p <= 1.0:
+            raise _out_of_range("min_p", self.min_p, "in [0, 1]")
+        frequency_penalty = _number("frequency_penalty", self.frequency_penalty, 0.0)
+        if not -2.0 <= frequency_penalty <= 2.0:
+            raise _out_of_range("frequency_penalty", self.frequency_penalty, "in [-2, 2]")
+        presence_penalty = _number("presence_penalty", self.presence_penalty, 0.0)
+        if not -2.0 <= presence_penalty <= 2.0:
+            raise _out_of_range("presence_penalty", self.presence_penalty, "in [-2, 2]")
+        repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 1.0)
+        if not 0.0 < repetition_penalty <= 2.0:
+            raise _out_of_range("repetition_penalty", self.repetition_penalty, "in (0, 2]")
+        max_new_tokens = (
+            None if self.max_new_tokens is None else _integer("max_new_tokens", self.max_new_tokens, 0, 0, INT32_MAX)
+        )
+        min_new_tokens = _integer("min_new_tokens", self.min_new_tokens, 0, 0, INT32_MAX)
+        if max_new_tokens is not None and min_new_tokens > max_new_tokens:
+            raise ValidationError(
+                f"min_new_tokens is {min_new_tokens}, more than max_new_tokens ({max_new_tokens})",
+                field="min_new_tokens",
+            )
+        n = _integer("n", self.n, 1, 1, INT32_MAX)
+        if n != 1:
+            raise ValidationError(f"n is {show(n)}; only 1 is supported: send {n} requests instead", field="n")
+        beam_width = None if self.beam_width is None else _integer("beam_width", self.beam_width, 1, 1, 1)
+        stop_strs = _strings("stop", self.stop, default("max_stop_strings"))
+        stop_str_max_len = 0
+        for stop in stop_strs:
+            size = check_text("stop", stop)
+            if not 0 < size <= default("max_stop_bytes"):
+                raise ValidationError(
+                    f"stop holds {show(stop)} of {size} bytes; each must have 1 to {default('max_stop_bytes')}",
+                    field="stop",
+                )
+            stop_str_max_len = max(stop_str_max_len, size)
+        stop_regex_strs = _strings("stop_regex", self.stop_regex, default("max_stop_regexes"))
+        stop_regex_max_len = 0
+        for pattern in stop_regex_strs:
+            stop_regex_max_len = max(stop_regex_max_len, compile_stop_regex(pattern)[1])
+        if skip_tokenizer_init:
+            for key, bad in (("stop", stop_strs), ("stop_regex", stop_regex_strs), ("min_new_tokens", min_new_tokens)):
+                if bad not in ((), 0):
+                    raise ValidationError(
+                        f"{key} needs text, and skip_tokenizer_init is set; got {show(bad)}", field=key
+                    )
+        grammars = [_grammar(key, getattr(self, key)) for key in _GRAMMARS]
+        if len(grammars) - grammars.count(None) > 1:
+            names = [key for key, value in zip(_GRAMMARS, grammars, strict=True) if value is not None]
+            raise ValidationError(
+                f"at most one of {', '.join(_GRAMMARS)} may be set; got {' and '.join(names)}", field=names[1]
+            )
+        json_schema, regex, ebnf, structural_tag = grammars
+        return NormalizedSamplingParams(
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=token_ids("stop_token_ids", self.stop_token_ids, vocab_size, default("max_stop_token_ids")),
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repetition_penalty=repetition_penalty,
+            min_new_tokens=min_new_tokens,
+            n=n,
+            beam_width=beam_width,
+            json_schema=json_schema,
+            regex=regex,
+            ebnf=ebnf,
+            structural_tag=structural_tag,
+            ignore_eos=flag("ignore_eos", self.ignore_eos, False),
+            skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens, True),
+            spaces_between_special_tokens=flag(
+                "spaces_between_special_tokens", self.spaces_between_special_tokens, True
+            ),
+            no_stop_trim=flag("no_stop_trim", self.no_stop_trim, False),
+            stream_interval=None
+            if self.stream_interval is None
+            else _integer("stream_interval", self.stream_interval, 1, 1, INT32_MAX),
+            logit_bias=_logit_bias(self.logit_bias, vocab_size),
+            sampling_seed=None
+            if self.sampling_seed is None
+            else _integer("sampling_seed", self.sampling_seed, 0, *_INT64),
+            custom_params=_custom_params(self.custom_params),
+            stop_strs=stop_strs,
+            stop_regex_strs=stop_regex_strs,
+            stop_str_max_len=stop_str_max_len,
+            stop_regex_max_len=stop_regex_max_len,
+        )
+
+
+_KEYS: Final = frozenset(SamplingParams.__slots__)
+_INTERNAL: Final = frozenset(
+    {
+        "is_normalized",
+        "stop_strs",
+        "stop_regex_strs",
+        "stop_str_max_len",
+        "stop_regex_max_len",
+        "watermark",
+        "ebnf_full_assistant",
+    }
+)
+_DEFAULT: Final = SamplingParams()
+
+
+def _unknown_key(key: object) -> ValidationError:
+    field = key if isinstance(key, str) else None
+    if key in _INTERNAL:
+        return ValidationError(f"sampling_params: {show(key)} is internal and cannot be set by a client", field=field)
+    return ValidationError(
+        f"sampling_params: {show(key)} is not known; known are {', '.join(SamplingParams.__slots__)}", field=field
+    )
+
+
+def _out_of_range(key: str, value: object, rule: str) -> ValidationError:
+    return ValidationError(f"{key} is {show(value)}; it must be {rule}", field=key)
+
+
+def _number(key: str, value: Any, absent: float) -> float:
+    """A finite float; ints become floats."""
+    if value is None:
+        return absent
+    kind = type(value)
+    if kind is not float:
+        if kind is not int and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ValidationError(f"{key} must be a number, not {show(value)}", field=key)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise _out_of_range(key, value, "a finite number") from None
+    if not isfinite(value):
+        raise _out_of_range(key, value, "a finite number")
+    return value  # type: ignore[no-any-return]
+
+
+def _integer(key: str, value: Any, absent: int, low: int, high: int) -> int:
+    if value is None:
+        return absent
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValidationError(f"{key} must be an integer, not {show(value)}", field=key)
+        value = int(value)
+    if not low <= value <= high:
+        raise _out_of_range(key, value, f"in [{low}, {high}]")
+    return value  # type: ignore[no-any-return]
+
+
+def integer(key: str, value: object, absent: int, low: int, high: int) -> int:
+    """`value` as an int in [low, high], `absent` where it is None. ValidationError for anything else, bools and floats too."""
+    return _integer(key, value, absent, low, high)
+
+
+def flag(key: str, value: object, absent: bool) -> bool:
+    """`value` as a bool, `absent` where it is None. ValidationError for anything else: 0 and "false" are not bools."""
+    if value is True or value is False:
+        return value
+    if value is None:
+        return absent
+    raise ValidationError(f"{key} must be true or false, not {show(value)}", field=key)
+
+
+def token_ids(key: str, value: Any, vocab_size: int, limit: int) -> tuple[int, ...] | None:
+    """A list of at most `limit` ids of the vocabulary as a tuple; None where it is None or empty."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        raise ValidationError(f"{key} must be a list of token ids, not {show(value)}", field=key)
+    if len(value) > limit:
+        raise ValidationError(f"{key} holds {len(value)} ids; at most {limit} are allowed", field=key)
+    for at, token in enumerate(value):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise ValidationError(
+                f"{key}[{at}] is {show(token)}; it must be an integer in [0, {vocab_size})", field=key
+            )
+    return tuple(int(token) for token in value) or None
+
+
+def _strings(key: str, value: Any, limit: int) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        raise ValidationError(f"{key} must be a string or a list of strings, not {show(value)}", field=key)
+    if len(value) > limit:
+        raise ValidationError(f"{key} holds {len(value)} entries; at most {limit} are allowed", field=key)
+    for at, entry in enumerate(value):
+        if not isinstance(entry, str):
+            raise ValidationError(f"{key}[{at}] must be a string, not {show(entry)}", field=key)
+    return tuple(str(entry) for entry in value)
+
+
+def _grammar(key: str, value: Any) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise ValidationError(f"{key} must be a string, not {show(value)}", field=key)
+    size, limit = check_text(key, value), default("max_grammar_bytes")
+    if size > limit:
+        raise ValidationError(f"{key} has {size} bytes; at most {limit} are allowed", field=key)
+    return str(value)
+
+
+def _logit_bias(value: Any, vocab_size: int) -> dict[str, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ValidationError(
+            f"logit_bias must be an object of token id to bias, not {show(value)}", field="logit_bias"
+        )
+    if len(value) > default("max_logit_bias"):
+        raise ValidationError(
+            f"logit_bias holds {len(value)} entries; at most {default('max_logit_bias')} are allowed",
+            field="logit_bias",
+        )
+    bias: dict[str, float] = {}
+    for key, entry in value.items():
+        # isdecimal alone admits other scripts' digits, and int() of a very long string is slow or raises
+        if not (
+            isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20 and int(key) < vocab_size
+        ):
+            raise ValidationError(
+                f"logit_bias: key {show(key)} must be a token id in [0, {vocab_size}) written in decimal digits",
+                field="logit_bias",
+            )
+        number = _number(f"logit_bias[{key}]", entry, float("nan"))
+        if not abs(number) < _FLOAT32_END:
+            raise ValidationError(
+                f"logit_bias[{key}] is {show(entry)}; it must be finite in float32", field="logit_bias"
+            )
+        bias[str(key)] = number
+    return bias
+
+
+def _custom_params(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ValidationError(f"custom_params must be an object, not {show(value)}", field="custom_params")
+    params = {_key(key, "custom_params"): _custom(entry, f"custom_params[{show(key)}]") for key, entry in value.items()}
+    size, limit = len(msgspec.msgpack.encode(params)), default("max_custom_params_bytes")
+    if size > limit:
+        raise ValidationError(f"custom_params has {size} bytes; at most {limit} are allowed", field="custom_params")
+    return params
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise ValidationError(f"{where}: key {show(key)} must be a string", field="custom_params")
+    check_text("custom_params", key)
+    return str(key)
+
+
+def _custom(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {_key(key, where): _scalar(entry, where) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_scalar(entry, where) for entry in value]
+    return _scalar(value, where)
+
+
+def _scalar(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        check_text("custom_params", value)
+        return str(value)
+    if isinstance(value, int):
+        if not _MSGPACK_INT[0] <= value <= _MSGPACK_INT[1]:
+            raise ValidationError(
+                f"{where} is {show(value)}; integers must be in [-2^63, 2^64 - 1]", field="custom_params"
+            )
+        return int(value)
+    if isinstance(value, float):
+        if not isfinite(value):
+            raise ValidationError(f"{where} is {show(value)}; it must be a finite number", field="custom_params")
+        return float(value)
+    raise ValidationError(
+        f"{where} is {show(value)}; allowed are a scalar, a list of scalars or an object of scalars",
+        field="custom_params",
+    )
