@@ -135,7 +135,7 @@ class Machine(Generic[S, E]):
         self._compile()
 
     def __repr__(self) -> str:
-        return f"<Machine {self.name}/{self.revision}: {len(self.states)} states, {len(self.events)} events>"
+        return f"<Machine {self.name}/{self.revision}: {self.table.shape[0]} states, {self.table.shape[1]} events>"
 
     # ---- the readings -------------------------------------------------------------------------------------------
 
