@@ -35,7 +35,7 @@ SCALAR_DEFAULTS: Final[Mapping[str, object]] = {
 def same_bits(left: NDArray[Any], right: NDArray[Any]) -> bool:
     """Floats: equal type and bytes (so NaN equals itself, and 0.0 is not -0.0). Integers: equal values, of any width."""
     if left.dtype.kind in "iu" and right.dtype.kind in "iu":
-        return left.tolist() == right.tolist()
+        return bool(left.tolist() == right.tolist())
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 

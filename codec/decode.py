@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from .batch import BatchFrame, Packed, Part, running_sum, unpack
 from .encode import EGRESS_TAG_BATCH, EGRESS_TAG_ERROR, EGRESS_TAG_RESULT
 from .errors import FrameError, show
-from .frame_walk import array_head, recover_rids, skip
+from .frame_walk import array_head, read_str, recover_rids, skip
 from .schema import ELEMENT_TYPES, Column, WireSchema
 
 _INT_LIST: Final = msgspec.msgpack.Decoder(list[int])
@@ -161,10 +161,8 @@ def named_requests(data: bytes | memoryview) -> tuple[list[str], bool]:
         return recover_rids(data, 5, len(data), max(_MIN_RIDS_READ, len(data) // 6))
     if data[0] in (EGRESS_TAG_RESULT, EGRESS_TAG_ERROR):
         head = array_head(data, 1, len(data))
-        if head is not None and head[0]:
-            # An array of the first position alone: the same reader serves.
-            rids, complete = recover_rids(b"\x91\x91" + bytes(data[head[1] : head[1] + 4096]), 0, 4098, 1)
-            return rids, complete and bool(rids)
+        rid = read_str(data, head[1], len(data)) if head is not None and head[0] else None
+        return ([rid], True) if rid is not None else ([], False)
     return [], False
 
 

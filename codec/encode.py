@@ -29,7 +29,7 @@ EGRESS_TAG_ERROR: Final = TAGS["error"]
 _U32_MAX: Final = 2**32 - 1
 _EMPTY: Final = msgspec.Raw(b"\x90")
 Blob = bytes | bytearray | memoryview
-ColumnData = Sequence[Any] | NDArray[Any] | msgspec.Raw
+ColumnData = Sequence[Any] | NDArray[Any] | msgspec.Raw  # a header column: [n], or its msgpack array ready-made
 
 
 def pack(value: object, what: str) -> bytes:
@@ -44,7 +44,8 @@ def frame_egress_batch_cols(header: bytes, data_cols: Sequence[Blob | NDArray[An
     """A whole BATCH frame: tag, u32 length, `header` (msgpack), then the data columns back to back. Copies each column once."""
     if len(header) > _U32_MAX:
         raise EncodeError(f"a header of {len(header)} bytes does not fit its u32 length")
-    return b"".join((bytes((EGRESS_TAG_BATCH,)), len(header).to_bytes(4, "little"), header, *data_cols))
+    parts: list[Any] = [bytes((EGRESS_TAG_BATCH,)), len(header).to_bytes(4, "little"), header, *data_cols]
+    return b"".join(parts)
 
 
 def frame_egress_result(rid: str, payload: bytes) -> bytes:
@@ -97,7 +98,8 @@ def _cell(column: Column, values: ColumnData) -> object:
     if isinstance(values, msgspec.Raw):
         return values
     if column.role == "finish_reasons":
-        return [finish_to_wire(v) for v in values]
+        reasons: Sequence[Any] = values  # type: ignore[assignment]
+        return [finish_to_wire(v) for v in reasons]
     if column.role == "rids":
         return values if isinstance(values, list) else [str(v) for v in values]
     if column.type.rstrip("?") == "f64" and not isinstance(values, np.ndarray):
@@ -176,7 +178,7 @@ def encode_batch_cols(
     if given:
         raise EncodeError(f"{schema.name} has no column {show(min(given))}")
     header = pack(cells[:used], "a BATCH header")
-    return header, [memoryview(c).cast("B") for c in cols if len(c)]
+    return header, [c.data.cast("B") for c in cols if len(c)]
 
 
 def _agree(name: str, data: NDArray[Any], total: int | None) -> None:

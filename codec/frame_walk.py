@@ -112,6 +112,16 @@ def _str_start(first: int) -> int:
     return {0xD9: 2, 0xDA: 3, 0xDB: 5}.get(first, 0)
 
 
+def read_str(buffer: Buffer, at: int, end: int) -> str | None:
+    """The str at `at`; None when there is none, or not whole, or not UTF-8."""
+    try:
+        after = skip(buffer, at, end)
+        text = _str_start(buffer[at])
+        return str(buffer[at + text : after], "utf-8") if text else None
+    except (Malformed, UnicodeDecodeError):
+        return None
+
+
 def recover_rids(buffer: Buffer, start: int, end: int, limit: int) -> tuple[list[str], bool]:
     """The str entries of position 0 of the header at `start`, and whether they are all of them.
 
