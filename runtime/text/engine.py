@@ -28,7 +28,7 @@ import numpy as np
 from ...codec.errors import DetokenizeError, ValidationError, show
 from . import window
 from .stops import StopSet, StopSets, cut, without_stop_token
-from .vocabulary import Kind, build, strip_lead
+from .vocabulary import Kind, build, is_foreign_fault, strip_lead
 from .window import EMPTY, Window
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class TextState:
 
 
 class _BadId(Exception):
-    """An id that is no token, on its way to the caller that knows the row."""
+    """An id that cannot be decoded, on its way to the caller that knows the row."""
 
     def __init__(self, bad: int) -> None:
         super().__init__(bad)
@@ -126,28 +126,28 @@ class TextEngine:
         """The state whose `key()` this is. ValueError where it belongs to other options."""
         if key[0] != options:
             raise ValueError("this key belongs to a state with other options")
-        return TextState(*key[:-1], self._stop_sets.get(options.stops))
+        _, plain, pending, held, lead, ids, _ = key
+        return TextState(options, plain, pending, held, lead, ids, self._stop_sets.get(options.stops))
 
     def feed_plain(self, ids: list[int]) -> Sequence[str | None]:
         """Deltas of rows that are all `plain`, one id each: the fastest way in.
 
         None marks a row whose id needs `feed` (a broken character, a special token, an id outside the vocabulary). States
-        are not needed, because the other rows stay plain and unchanged. Never raises.
+        are not needed, because the other rows stay plain and unchanged. Without a tokenizer every row is plain and
+        every delta "". Never raises.
         """
-        pieces = self._pieces
-        if len(ids) < _FEW:
-            limit = self.vocab_limit
+        pieces, limit = self._pieces, self.vocab_limit
+        if len(ids) < _FEW or min(ids) < 0 or max(ids) >= limit:
+            if self.kind == "none":
+                return [""] * len(ids)
+            # a negative index would count from the end of the table
             return [pieces[value] if 0 <= value < limit else None for value in ids]
-        if min(ids) < 0 or max(ids) >= self.vocab_limit:  # a negative index would count from the end
-            limit = self.vocab_limit
-            return [pieces[value] if 0 <= value < limit else None for value in ids]
-        return itemgetter(*ids)(pieces)
+        found: tuple[str | None, ...] = itemgetter(*ids)(pieces)
+        return found
 
     def feed_single(self, states: Sequence[TextState], ids: list[int]) -> tuple[list[str], list[tuple[int, int]]]:
-        """`feed` for one id in every row, plain or not; the rows are distinct requests."""
+        """`feed` for exactly one id in every row, plain or not."""
         bad: list[tuple[int, int]] = []
-        if self.kind == "none":
-            return [""] * len(states), bad
         texts = self.feed_plain(ids)
         deltas: list[str] = list(texts)  # type: ignore[arg-type]
         slow = [
@@ -173,7 +173,8 @@ class TextEngine:
         """Deltas of one step for chunks that are not the last of their request; the rows are distinct requests.
 
         Row i has the ids ``ids[offsets[i]:offsets[i + 1]]``. Returns the deltas, row by row, and (row, id) for each row
-        that holds an id outside the vocabulary (its first one); the delta of such a row is "" and its request is over.
+        that holds an id outside the vocabulary (its first one), or whose ids the tokenizer's own decoder raised on (its
+        last one); the delta of such a row is "" and its request is over. Never raises.
         """
         bad: list[tuple[int, int]] = []
         if self.kind == "none":
@@ -241,7 +242,9 @@ class TextEngine:
             raise ValidationError("there is no tokenizer, so token ids cannot be decoded")
         try:
             return str(self._tokenizer.decode(_as_list(ids), skip_special_tokens=skip_special_tokens))
-        except Exception as error:
+        except BaseException as error:
+            if not is_foreign_fault(error):
+                raise
             raise DetokenizeError("the tokenizer could not decode these ids") from error
 
     def token_text(self, token_id: int) -> str:
@@ -258,7 +261,7 @@ class TextEngine:
 
     def _settle(self, state: TextState) -> None:
         """Set `plain` as the rest of the state says."""
-        state.plain = not (state.pending or state.lead or state.stops is not None) and self._columnar
+        state.plain = not (state.pending or state.lead or state.stops is not None) and self.kind != "fallback"
 
     def _check(self, values: list[int]) -> None:
         """Raise _BadId for the first id that is no token. A negative one must never reach an index or an unsigned type."""
@@ -308,7 +311,16 @@ class TextEngine:
     def _library_decode(self, state: TextState) -> window.Decode:
         tokenizer, skip = self._tokenizer, state.options.skip_special_tokens
         assert tokenizer is not None
-        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))
+
+        def decode(ids: list[int]) -> str:
+            try:
+                return str(tokenizer.decode(ids, skip_special_tokens=skip))
+            except BaseException as error:  # a decoder may be anybody's code, and must end only its own request
+                if not is_foreign_fault(error):
+                    raise
+                raise _BadId(ids[-1]) from error
+
+        return decode
 
     def _flush(self, state: TextState) -> str:
         """What is pending, as the decoder writes it when nothing follows."""
@@ -324,5 +336,7 @@ def _as_list(ids: Ids) -> list[int]:
 
 
 def bad_id(token_id: int) -> DetokenizeError:
-    """The error of a request whose output holds an id that is no token."""
-    return DetokenizeError(f"the scheduler sent token id {show(token_id)}, which is outside the tokenizer's vocabulary")
+    """The error of a request whose output holds an id that cannot be decoded."""
+    return DetokenizeError(
+        f"the scheduler sent token id {show(token_id)}, which is outside the tokenizer's vocabulary or cannot be decoded"
+    )

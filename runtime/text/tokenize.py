@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from ...codec.errors import TokenizeError, ValidationError, show
 from ..server_args import resolve_tokenizer
-from .vocabulary import BYTE_OF_CHAR, build, state_of
+from .vocabulary import BYTE_OF_CHAR, build, is_foreign_fault, state_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +77,9 @@ class TokenizersBackend:
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[NDArray[np.int64]]:
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except Exception as error:  # foreign code: whatever it raises is a failure to tokenise
+        except BaseException as error:
+            if not is_foreign_fault(error):
+                raise
             raise TokenizeError("the tokenizer failed on this text") from error
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
@@ -93,7 +95,9 @@ class FastokensBackend:
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[NDArray[np.int64]]:
         try:
             flat, bounds = self._tokenizer.encode_batch_flat(texts, add_special_tokens=add_special_tokens)
-        except Exception as error:
+        except BaseException as error:
+            if not is_foreign_fault(error):
+                raise
             raise TokenizeError("the tokenizer failed on this text") from error
         ids = np.frombuffer(flat, dtype="<u4").astype(np.int64)
         edges = np.frombuffer(bounds, dtype="<u8").tolist()
@@ -151,7 +155,9 @@ def choose_backend(tokenizer: Tokenizer, *, fast: bool = True, corpus: Sequence[
         candidate = FastokensBackend(_fastokens(load_tokenizer(tokenizer), None))
     except ImportError:
         return sure
-    except Exception as error:  # it reads fewer kinds of tokenizers, and says so in its own ways
+    except BaseException as error:  # it reads fewer kinds of tokenizers, and says so in its own ways
+        if not is_foreign_fault(error):
+            raise
         _LOG.warning("fastokens cannot read this tokenizer (%s); using tokenizers", type(error).__name__)
         return sure
     if reason := differs(sure, candidate, [*corpus, *_specials(tokenizer)]):

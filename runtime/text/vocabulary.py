@@ -89,6 +89,11 @@ class Vocabulary(NamedTuple):
 NO_VOCABULARY: Final = Vocabulary(Rules("none", "there is no tokenizer"), 0, ([], []), [], frozenset(), frozenset())
 
 
+def is_foreign_fault(error: BaseException) -> bool:
+    """Whether the tokenizer library failed: any Exception, or a panic of its native code, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def state_of(part: Any) -> Any:
     """The JSON of a tokenizer's part (decoder, normaliser, …); None where there is none, ValueError where it has no JSON."""
     if part is None:
@@ -145,7 +150,7 @@ def _tokens_by_id(tokenizer: Tokenizer) -> dict[int, str]:
             twice.add(token_id)
         tokens[token_id] = token
     for token_id in twice:
-        tokens[token_id] = tokenizer.id_to_token(token_id)
+        tokens[token_id] = str(tokenizer.id_to_token(token_id))
     tokens.update((token_id, added.content) for token_id, added in tokenizer.get_added_tokens_decoder().items())
     return tokens
 
