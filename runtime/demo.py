@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import specs
 from ..codec.errors import HeadraceError, QueueFullError, ValidationError, show
+from ..codec.finish import FinishReason
 from ..codec.sampling import SamplingParams
+from ..fsm import RequestState, TraceEvent, validate
 from .config import RuntimeConfig
 from .demo_view import LiveView, answer_line, summary_lines
 from .manager import TokenizerManager
@@ -37,6 +39,7 @@ SCHEDULERS: Final = ("echo", "markov")
 _MOST_IN_FLIGHT: Final = 1024
 _LIVE_STEP_MS: Final = 20.0  # slow enough to be read, fast enough for 200 prompts in a few seconds
 _REDRAW_S: Final = 0.1
+_TRACE_STEPS: Final = 1_000_000
 # The names under which tokenizers keep their end of sequence; which token ends a text is not in tokenizer.json itself.
 _EOS_NAMES: Final = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "[SEP]")
 
@@ -92,7 +95,10 @@ class Board:
     now: float
     stats: Any = None
     decoder: str = ""
-    states: Counter[str] = field(default_factory=Counter)
+    states: dict[str, int] = field(default_factory=dict)  # how many requests were in each state, in the table's order
+    steps: int | None = None  # steps of all machines that were recorded
+    violations: list[str] = field(default_factory=list)
+    recorded_all: bool = True
 
     def outcomes(self) -> Counter[str]:
         """How many clients had which outcome."""
@@ -129,7 +135,7 @@ def run(options: DemoOptions) -> int:
         print("\n".join(summary_lines(board)), flush=True)
         raise
     print("\n".join(summary_lines(board)), flush=True)
-    return 0 if board.outcomes()["completed"] == len(board.clients) else 1
+    return 0 if board.outcomes()["completed"] == len(board.clients) and not board.violations else 1
 
 
 # ---- what the user gives
@@ -187,7 +193,13 @@ def eos_id(tokenizer: Tokenizer) -> int | None:
 def _config(options: DemoOptions, tokenizer: Tokenizer) -> RuntimeConfig:
     sizes: dict[str, Any] = {} if options.ring is None else {"ingress_ring_capacity": options.ring}
     config = RuntimeConfig(
-        tokenizer=tokenizer, wire=options.wire, context_len=options.context_len, detokenizer_shards=options.shards, **sizes
+        tokenizer=tokenizer,
+        wire=options.wire,
+        context_len=options.context_len,
+        detokenizer_shards=options.shards,
+        trace=True,
+        trace_capacity=_TRACE_STEPS,
+        **sizes,
     )
     config.schema()  # a wrong --wire is found here, before a thread is started
     return config.checked()
@@ -245,7 +257,7 @@ async def _serve(
     async with TokenizerManager(config) as tm:
         with _scheduler(tm, options, model, tokenizer, step_s):
             board.began = board.now = time.monotonic()
-            work = [asyncio.ensure_future(_client(tm, board, todo)) for _ in range(min(in_flight, len(params)))]
+            work = [asyncio.ensure_future(_client(tm, tokenizer, todo)) for _ in range(min(in_flight, len(params)))]
             watch = asyncio.ensure_future(_watch(tm, board, live))
             everyone = asyncio.gather(*work)
             try:
@@ -259,9 +271,25 @@ async def _serve(
                     await watch
             with suppress(asyncio.CancelledError):
                 await everyone
+    _read_trace(board, tm)
 
 
-async def _client(tm: TokenizerManager, board: Board, todo: Any) -> None:
+def _read_trace(board: Board, tm: TokenizerManager) -> None:
+    """Which states the requests went through, and whether every recorded step is one that the machines allow."""
+    if tm.trace is None:
+        return
+    reached: dict[str, set[str]] = {state.name: set() for state in RequestState}
+    for event in tm.trace:
+        if isinstance(event, TraceEvent) and event.machine == "request":
+            reached[event.before].add(event.rid)
+            reached[event.after].add(event.rid)
+    board.states = {name: len(rids) for name, rids in reached.items() if rids}
+    board.steps = len(tm.trace)
+    board.violations = [str(violation) for violation in validate(tm.trace)]
+    board.recorded_all = not tm.trace.full
+
+
+async def _client(tm: TokenizerManager, tokenizer: Tokenizer, todo: Any) -> None:
     """Serves prompts from `todo`, one after the other, until there are none."""
     for client, params in todo:
         client.began = time.monotonic()
@@ -274,7 +302,7 @@ async def _client(tm: TokenizerManager, board: Board, todo: Any) -> None:
                 client.tokens += len(chunk.token_ids)
                 client.prompt_tokens = chunk.prompt_tokens
                 if chunk.finish_reason is not None:
-                    client.reason = _words(chunk.finish_reason.to_map())
+                    client.reason = _words(chunk.finish_reason, tokenizer)
                     client.outcome = "completed"
         except HeadraceError as error:
             client.outcome = "refused" if isinstance(error, QueueFullError) else "failed"
@@ -311,8 +339,9 @@ async def _watch(tm: TokenizerManager, board: Board, live: bool) -> None:
             view.stop()
 
 
-def _words(reason: dict[str, Any]) -> str:
-    kind = str(reason.get("type"))
-    if kind == "stop" and reason.get("matched") is not None:
-        return f"stop at {show(reason['matched'])}"
-    return kind
+def _words(reason: FinishReason, tokenizer: Tokenizer) -> str:
+    matched = reason.matched
+    if matched is None:
+        return type(reason).__name__.lower()
+    token = tokenizer.id_to_token(matched) if isinstance(matched, int) else None
+    return f"stop at {show(matched) if token is None else token}"

@@ -81,6 +81,10 @@ def summary_lines(board: Board) -> list[str]:
         f"states reached  {', '.join(f'{name} {n}' for name, n in board.states.items()) or '-'}",
         f"decoder         {board.decoder or '-'}",
     ]
+    if board.steps is not None:
+        whole = "" if board.recorded_all else " (only the first ones were recorded)"
+        lines.append(f"state machines  {board.steps:,} steps{whole}, {len(board.violations)} against the tables")
+        lines += [f"violation       {printable(violation)}" for violation in board.violations[:5]]
     errors = Counter(client.reason for client in board.clients if client.outcome in ("failed", "refused"))
     lines += [f"error           {n} x {printable(reason)}" for reason, n in errors.most_common(5)]
     return lines

@@ -54,14 +54,14 @@ class NgramModel:
             raise ValueError("an n-gram model needs a text of at least two tokens")
         if not 1 <= order <= 3:
             raise ValueError(f"order must be in 1..3, not {order!r}")
-        self.order = order
+        self.order = min(order, text.size - 1)
         # Ids are renumbered densely, so that three of them fit one 64-bit key whatever the vocabulary's size.
         self._ids, dense = np.unique(text, return_inverse=True)
         self._base = int(self._ids.size)
         if self._base >= 1 << 21:
             raise ValueError("an n-gram model takes at most 2 097 151 different tokens")
         dense = dense.astype(np.int64).reshape(-1)
-        self._tables = [self._count(dense, n) for n in range(order + 1)]
+        self._tables = [self._count(dense, n) for n in range(self.order + 1)]
         self._number = {int(token): i for i, token in enumerate(self._ids)}
 
     def _count(self, text: Ids, n: int) -> _Table:

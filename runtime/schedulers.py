@@ -208,8 +208,14 @@ class Scheduler:
         ids: NDArray[Any],
     ) -> bytes:
         """One BATCH frame; returns its header, which may be used again while none of these columns but `ids` changes."""
+        # Ready msgpack where the encoder would otherwise look at every entry; the counts stay numbers, to be checked against `ids`.
         header, cols = encode_batch_cols(
-            self._schema, rids=rids, finish_reasons=finishes, prompt_tokens=prompt_tokens, tok_lens=lens, token_ids=ids
+            self._schema,
+            rids=_raw(rids),
+            finish_reasons=_raw(finishes),
+            prompt_tokens=_raw(prompt_tokens),
+            tok_lens=np.array(lens, dtype=np.int64),
+            token_ids=ids,
         )
         self.port.push_batch(header, cols)
         self.counters["tokens"] += len(ids)
@@ -279,11 +285,12 @@ class EchoScheduler(Scheduler):
             self._push([rid], [reason], [n], [0], _NO_IDS)
             return
         watch = StopWatch(sampling, self._eos, self._engine)
+        begin, end = self._store(prompt)  # may settle and move the rows that are there, so the row is added after it
         self._rids.append(rid)
         self._prompts.append(n)
         self._reasons.append(reason)
         self._watches.append(watch if watch.needed else None)
-        self._joining.append((*self._store(prompt), min(total, 1 << 62)))
+        self._joining.append((begin, end, min(total, 1 << 62)))
 
     def _store(self, prompt: NDArray[Any]) -> tuple[int, int]:
         n = len(prompt)
@@ -476,6 +483,10 @@ class MarkovScheduler(Scheduler):
             if finish is not None:
                 del self._batch[row.rid]
         return True
+
+
+def _raw(column: Sequence[Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(column))
 
 
 def _engine(tokenizer: Tokenizer | TextEngine | None) -> TextEngine | None:
