@@ -104,7 +104,7 @@ class IngressField:
     owned: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WireSchema:
     """One revision of the wire. Made by `load_schema`; compared and hashed by content."""
 
@@ -116,6 +116,17 @@ class WireSchema:
     cells: tuple[str, ...]
     max_frame_bytes: int
     max_header_bytes: int
+
+    def __hash__(self) -> int:
+        # kept: plans are looked up by schema at every frame, and hashing the whole tree anew costs more than a small decode
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.egress, self.ingress_fields, self.sampling_slots, self.cells, self.max_frame_bytes))
+
+    def __repr__(self) -> str:
+        return f"WireSchema({self.name})"
 
     @property
     def id_dtype(self) -> str:

@@ -1,0 +1,30 @@
+"""Stages, channels, rings, drivers, and the manager that composes them."""
+
+from ..fsm import AbortSource
+from .config import RuntimeConfig
+from .handle import Chunk, Completion, RequestHandle, Usage
+from .manager import StepBatch, Stats, TokenizerManager
+from .port import SchedulerPort
+from .ring import egress_ring, ingress_ring
+from .channel import PushResult
+from .server_args import ServerArgs
+from .sink import EgressItem, SinkError
+
+__all__ = [
+    "AbortSource",
+    "Chunk",
+    "Completion",
+    "EgressItem",
+    "PushResult",
+    "RequestHandle",
+    "RuntimeConfig",
+    "SchedulerPort",
+    "ServerArgs",
+    "SinkError",
+    "Stats",
+    "StepBatch",
+    "TokenizerManager",
+    "Usage",
+    "egress_ring",
+    "ingress_ring",
+]

@@ -254,8 +254,9 @@ async def _serve(
 ) -> None:
     in_flight = options.in_flight or min(len(params), config.ingress_ring_capacity, _MOST_IN_FLIGHT)
     todo = iter(zip(board.clients, params, strict=True))
-    async with TokenizerManager(config) as tm:
-        with _scheduler(tm, options, model, tokenizer, step_s):
+    tm = TokenizerManager(config)
+    try:
+        await _submit_all(tm, board, options, todo(tm, options, model, tokenizer, step_s):
             board.began = board.now = time.monotonic()
             work = [asyncio.ensure_future(_client(tm, tokenizer, todo)) for _ in range(min(in_flight, len(params)))]
             watch = asyncio.ensure_future(_watch(tm, board, live))
@@ -271,7 +272,6 @@ async def _serve(
                     await watch
             with suppress(asyncio.CancelledError):
                 await everyone
-    _read_trace(board, tm)
 
 
 def _read_trace(board: Board, tm: TokenizerManager) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -144,9 +143,8 @@ class LiveView:
         for name in ("ingress_ring", "egress_ring"):
             ring = getattr(board.stats, name, None)
             if ring is not None:
-                bar = Table.grid(padding=(0, 1))
-                bar.add_row(ProgressBar(total=ring.capacity, completed=ring.fill, width=_BAR), f"{ring.fill} of {ring.capacity}")
-                table.add_row(name.replace("_", " "), bar)
+                full = min(_BAR, math.ceil(_BAR * ring.fill / ring.capacity))
+                table.add_row(name.replace("_", " "), f"{'█' * full}{'░' * (_BAR - full)} {ring.fill} of {ring.capacity}")
         table.add_row("tokens", f"{board.tokens:,} out, {self._speed:,.0f}/s, {board.now - board.began:.1f} s")
         table.add_row("decoder", board.decoder or "-")
         return table
@@ -170,10 +168,10 @@ class LiveView:
 
 def _mark(client: Client) -> Text:
     if client.outcome == "completed":
-        return Text(f"{client.reason}", style="green", overflow="ellipsis")
+        return Text(f"{client.reason.split(' ')[0]}, {client.tokens}", style="green", overflow="ellipsis")
     if client.outcome is not None:
         return Text(client.outcome, style="red")
-    return Text("waiting" if client.first is None else f"{client.tokens} tokens")
+    return Text("waiting" if client.first is None else f"{client.tokens} tokens", overflow="ellipsis")
 
 
 def _line(client: Client, width: int) -> Text:

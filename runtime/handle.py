@@ -1,0 +1,309 @@
+"""What a client holds: the handle of one request, its chunks, and its completion.
+
+Owns: the reader's side of a request. Rules it keeps:
+
+* Iterating gives deltas: text, ids and extras are disjoint, and their concatenation is the whole. Chunks that wait are merged for a
+  slow reader; none is dropped. A cumulative view is a fold over them (`Completion` is one).
+* Leaving aborts. The generator behind `for`/`async for` aborts in its `finally` unless it saw the terminal item; so does `close`,
+  the end of `with handle:`, a cancelled task, and the collector.
+* The finaliser takes no lock: the collector can run inside any critical section, so `__del__` only puts the rid into a
+  `queue.SimpleQueue` (documented as reentrant); a driver thread does the rest.
+* A terminal item is read once and kept, so `result()` can be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..codec import FinishReason
+from ..codec.errors import ClientClosedError, InternalError
+from ..fsm import AbortSource
+from .sink import EgressItem, Sink, Taken, Terminal
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a request: `prompt_tokens` as the scheduler says, `completion_tokens` as delivered."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Chunk(msgspec.Struct, frozen=True, eq=False):
+    """One delta of a stream.
+
+    `text` and `token_ids` (int64) are this delta's own; `completion_tokens` counts all ids up to and including it.
+    `finish_reason` is None while running, never an empty string. `extras` holds logprob columns and hidden states by name
+    (``out_lp_val`` …), concatenated over what was merged; `meta` the per-request scalars of the wire where it has them.
+    """
+
+    text: str
+    token_ids: Ids
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    extras: Mapping[str, np.ndarray[Any, Any]]
+    meta: Mapping[str, Any]
+
+
+class Completion(msgspec.Struct, frozen=True, eq=False):
+    """A finished request: the fold of its chunks."""
+
+    rid: str
+    text: str
+    token_ids: Ids
+    finish_reason: FinishReason
+    usage: Usage
+    extras: Mapping[str, np.ndarray[Any, Any]]
+    meta: Mapping[str, Any]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.usage.prompt_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.usage.completion_tokens
+
+
+class RequestHandle:
+    """A request in flight. One reader at a time: a second iterator while one is live is an error.
+
+    `for chunk in handle` in a thread, `async for chunk in handle` in asyncio; `result()` / `await aresult()` for the whole. A
+    request that ended with an error raises it (a `HeadraceError` with this request's client-facing rid).
+    """
+
+    def __init__(
+        self,
+        rid: str,
+        shown_rid: str,
+        sink: Sink | None,
+        abort: Callable[[str, AbortSource], bool],
+        forgotten: Callable[[str], None],
+    ) -> None:
+        self._rid = rid
+        self._shown = shown_rid
+        self._sink = sink
+        self._abort = abort
+        self._forgotten = forgotten
+        self._lock = threading.Lock()
+        self._reading = False
+        self._left = False
+        self._terminal: Terminal | None = None
+        self._texts: list[str] = []
+        self._ids: list[Ids] = []
+        self._extras: list[Mapping[str, np.ndarray[Any, Any]]] = []
+        self._count = 0
+        self._prompt_tokens = 0
+        self._meta: Mapping[str, Any] = {}
+
+    @property
+    def rid(self) -> str:
+        """The request id as the client knows it."""
+        return self._shown
+
+    def __repr__(self) -> str:
+        return f"<RequestHandle {self._shown!a}>"
+
+    # -- reading ------------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Chunk]:
+        self._begin()
+        return self._chunks()
+
+    def _chunks(self) -> Iterator[Chunk]:
+        sink = self._readable()
+        try:
+            while self._terminal is None:
+                taken = sink.wait()
+                assert taken is not None
+                chunk = self._absorb(taken)
+                if chunk is not None:
+                    yield chunk
+            self._raise_error()
+        finally:
+            self._end_reading()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        self._begin()
+        return self._achunks()
+
+    async def _achunks(self) -> AsyncIterator[Chunk]:
+        sink = self._readable()
+        try:
+            while self._terminal is None:
+                await arrival(sink)
+                chunk = self._absorb(sink.take())
+                if chunk is not None:
+                    yield chunk
+            self._raise_error()
+        finally:
+            self._end_reading()
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the end and return everything that was not read before as one completion.
+
+        Raises the request's error, or TimeoutError after `timeout` seconds, which leaves the request running.
+        """
+        sink = self._readable()
+        self._begin()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while self._terminal is None:
+                taken = sink.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                if taken is None:
+                    raise TimeoutError(f"request {self._shown!a} has not finished within {timeout} s; it goes on running")
+                self._absorb(taken)
+        finally:
+            with self._lock:
+                self._reading = False
+        self._raise_error()
+        return self._completion()
+
+    async def aresult(self, timeout: float | None = None) -> Completion:
+        """The same in asyncio. A cancelled task aborts the request; a timeout leaves it running."""
+        sink = self._readable()
+        self._begin()
+        try:
+            try:
+                async with asyncio.timeout(timeout):
+                    while self._terminal is None:
+                        await arrival(sink)
+                        self._absorb(sink.take())
+            except TimeoutError:
+                raise TimeoutError(
+                    f"request {self._shown!a} has not finished within {timeout} s; it goes on running"
+                ) from None
+        except asyncio.CancelledError:
+            self._leave(AbortSource.GUARD)
+            raise
+        finally:
+            with self._lock:
+                self._reading = False
+        self._raise_error()
+        return self._completion()
+
+    # -- leaving ------------------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Ask for the end; the stream then ends with `client_closed`. A no-op after the end or a second time."""
+        self._abort(self._rid, AbortSource.API)
+
+    def close(self) -> None:
+        """Leave: no more output is kept, and the request is aborted unless it has ended. Idempotent."""
+        self._leave(AbortSource.GUARD)
+
+    def __enter__(self) -> RequestHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> RequestHandle:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def forget(self) -> None:
+        """The request was never submitted, or somebody else ends it: dropping this handle must not abort anything."""
+        with self._lock:
+            self._left = True
+
+    def __del__(self) -> None:
+        # No lock, no event, nothing that could wait: see the module's head.
+        if self._sink is not None and self._terminal is None and not self._left:
+            self._forgotten(self._rid)
+
+    # -- inside -------------------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> Sink:
+        if self._sink is None:
+            raise InternalError("a request of the step sink is delivered to on_step and cannot be read here", rid=self._shown)
+        return self._sink
+
+    def _begin(self) -> None:
+        self._readable()
+        with self._lock:
+            if self._reading:
+                raise InternalError("this request is already being read; a handle has one reader at a time", rid=self._shown)
+            self._reading = True
+
+    def _end_reading(self) -> None:
+        with self._lock:
+            self._reading = False
+        if self._terminal is None:
+            self._leave(AbortSource.GUARD)
+
+    def _leave(self, source: AbortSource) -> None:
+        with self._lock:
+            first, self._left = not self._left, True
+        if first and self._sink is not None and self._terminal is None:
+            self._sink.close()
+            self._abort(self._rid, source)
+
+    def _absorb(self, taken: Taken) -> Chunk | None:
+        """Fold what was taken into the running totals; the chunk of it, or None where there is nothing to show."""
+        self._count += len(taken.token_ids)
+        self._prompt_tokens = taken.prompt_tokens or self._prompt_tokens
+        if taken.meta is not None:
+            self._meta = taken.meta
+        self._terminal = taken.terminal
+        if self._terminal is None and not taken.chunks:
+            if self._left:
+                self._terminal = EgressItem.Error(ClientClosedError("the handle was closed", rid=self._shown))
+            return None
+        self._texts.append(taken.text)
+        self._ids.append(taken.token_ids)
+        self._extras.extend(taken.extras)
+        if isinstance(self._terminal, EgressItem.Error) and not taken.chunks:
+            return None
+        finish = self._terminal.finish_reason if isinstance(self._terminal, EgressItem.Done) else None
+        return Chunk(taken.text, taken.token_ids, finish, self._prompt_tokens, self._count, join_extras(taken.extras), self._meta)
+
+    def _raise_error(self) -> None:
+        if isinstance(self._terminal, EgressItem.Error):
+            raise self._terminal.error
+
+    def _completion(self) -> Completion:
+        assert isinstance(self._terminal, EgressItem.Done)
+        return Completion(
+            rid=self._shown,
+            text="".join(self._texts),
+            token_ids=np.concatenate(self._ids) if self._ids else np.empty(0, dtype=np.int64),
+            finish_reason=self._terminal.finish_reason,
+            usage=Usage(self._prompt_tokens, self._count),
+            extras=join_extras(self._extras),
+            meta=self._meta,
+        )
+
+
+async def arrival(sink: Sink) -> None:
+    """Return when `sink` has something. A cancelled wait did not happen: the sink forgets the waiter."""
+    future = sink.park_async(asyncio.get_running_loop())
+    if future is not None:
+        try:
+            await future
+        finally:
+            if not future.done() or future.cancelled():
+                sink.unpark_async(future)
+
+
+def join_extras(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Extras of several chunks as one: rows in order, each name concatenated over the chunks that have it."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([part[name] for part in parts if name in part]) for name in names}

@@ -1,0 +1,317 @@
+"""The pipeline: stages, the channels between them, and how one step's output is committed. No waiting and no threads.
+
+Owns: the wiring, and the moves. A *move* takes at most one message from the first enabled lane of one stage, steps the stage, and
+commits what it gave. The thread driver calls each stage's moves on its thread and waits on its bell when there is none; the
+simulation picks the next move by a seeded choice. Both run this very code.
+
+Ports and their policies (the most a step emits in brackets):
+
+| port | policy | if there is no room |
+|---|---|---|
+| inbox -> ingress | bounded | the caller gets 503 |
+| ingress -> pool | refusing [the jobs of one group] | that group gets 503 |
+| pool -> ingress | reserved [1 per job] | cannot be: one slot for each live request |
+| ingress -> ring | refusing for requests, retained for aborts | 503; an abort waits in `owed` |
+| ingress -> shard | reserved [1 per request, 1 per abort] | cannot be |
+| dispatcher -> shard | gated [1 per frame] | the dispatcher is not enabled |
+| shard -> sink | refusing, one slot reserved for the terminal | the request ends with `slow_client` |
+| shard -> ingress | reserved [1 per request] | cannot be |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..codec import WireSchema
+from ..codec.admission import AdmissionRules
+from ..codec.errors import ClientClosedError, HeadraceError, SchedulerGoneError
+from ..fsm import AbortSource
+from .channel import DEFAULT_PRIMITIVES, Bell, Channel, Inbox, Primitives, PushResult
+from .config import RuntimeConfig
+from .live import LiveTable
+from .ring import EgressConsumer, EgressProducer, IngressConsumer, IngressProducer, egress_ring, ingress_ring
+from .sink import EgressItem, Hub, Sink, SinkError
+from .stages.dispatch import Dispatcher
+from .stages.ingress import Facts, Ingress, Outbox, own_error
+from .stages.life import Fail, Group, Life, Message, Recorder, StepTerminal, Tokenised, WantAbort
+from .stages.shard import Shard, ShardOut, StepRow
+from .stages.tokenize import TokenizerWorker
+from .text.engine import TextEngine
+from .text.tokenize import TokenizerBackend
+
+_LOG = logging.getLogger("headrace.pipeline")
+_BATCH = 64  # texts that a tokenizer worker takes at once
+_FRAMES = 4  # frames on the way to one shard; more would only move the back-pressure away from the ring
+
+
+class Gone(Message):
+    """-> ingress: the scheduler has gone; end everything that ingress owns."""
+
+    __slots__ = ()
+
+
+class StepEvent(NamedTuple):
+    """What one step of one shard produced for the step sink: the shard, the step's number there, and the rows."""
+
+    shard: int
+    step: int
+    rows: list[StepRow]
+
+
+class Pipeline:
+    """See the module's head. Everything public here is called by a driver, except `submit` and `abort` (any thread)."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        schema: WireSchema,
+        rules: AdmissionRules,
+        engine: TextEngine,
+        backend: TokenizerBackend | None,
+        *,
+        primitives: Primitives = DEFAULT_PRIMITIVES,
+        record: Recorder | None = None,
+    ) -> None:
+        self.config = config
+        shards = config.detokenizer_shards
+        self.ingress_bell = Bell(primitives)
+        self.egress_bell = Bell(primitives)
+        self.worker_bells = [Bell(primitives) for _ in range(config.tokenizer_workers if backend else 0)]
+        self.shard_bells = [self.egress_bell if config.fused else Bell(primitives) for _ in range(shards)]
+
+        self.live = LiveTable(config.max_live_requests, config.admitted_bytes, primitives)
+        self.inbox = Inbox(config.channel_capacity, self.ingress_bell, primitives)
+        self.aborts: Channel[Any] = Channel(None, self.ingress_bell, primitives)
+        self.tokenised: Channel[Tokenised] = Channel(None, self.ingress_bell, primitives)
+        per_worker = max(1, config.channel_capacity // max(1, len(self.worker_bells)))
+        self.jobs: list[Channel[Any]] = [Channel(per_worker, bell, primitives) for bell in self.worker_bells]
+        self.registrations: list[Channel[Message]] = [Channel(None, bell, primitives) for bell in self.shard_bells]
+        self.frames: list[Channel[Message]] = [
+            Channel(_FRAMES, bell, primitives, room_bell=self.egress_bell) for bell in self.shard_bells
+        ]
+        self.hubs = [Hub(primitives) for _ in range(shards)]
+
+        self.ring_in: IngressProducer
+        self.ring_in_consumer: IngressConsumer
+        self.ring_in, self.ring_in_consumer = ingress_ring(config.ingress_ring_capacity, primitives=primitives)
+        self.ring_out_producer: EgressProducer
+        self.ring_out: EgressConsumer
+        self.ring_out_producer, self.ring_out = egress_ring(
+            config.egress_ring_capacity, max_bytes=config.egress_ring_bytes, primitives=primitives
+        )
+        self.ring_in.ring_bell_on_room(self.ingress_bell)
+        self.ring_out.ring_bell_on_arrival(self.egress_bell)
+
+        self.ingress = Ingress(schema, rules, shards=shards, seed=config.shard_seed, record=record)
+        self.workers = [TokenizerWorker(backend) for _ in self.worker_bells] if backend else []
+        self.dispatcher = Dispatcher(schema, shards=shards, seed=config.shard_seed)
+        self.shards = [
+            Shard(engine, capacity=config.max_live_requests, output_limit=config.context_len, index=index, record=record)
+            for index in range(shards)
+        ]
+        self._scheduler_gone = False
+        self._steps = [0] * shards
+        # counters are written by one thread each: ingress, each shard, the dispatcher (its own dict)
+        self.ingress_counts: Counter[str] = Counter()
+        self.shard_counts: list[Counter[str]] = [Counter() for _ in range(shards)]
+        self.on_step: Callable[[StepEvent], None] | None = None
+        self.on_activity: Callable[[], None] | None = None
+        self.on_scheduler_gone: Callable[[], None] | None = None
+
+    # -- from any thread --------------------------------------------------------------------------------------------------
+
+    def submit(self, group: Group) -> PushResult:
+        """Book and leave a group in the inbox: OK, FULL or CLOSED. Raises what `LiveTable.book` raises. All or none."""
+        # the table's bytes are read before the ring's: a request that moves between the two is counted twice, never not at all
+        self.live.book(group.members, self.ring_in.facts().nbytes)
+        result = self.inbox.put(group)
+        if not result:
+            for life in group.members:
+                self.live.end(life.rid)
+        return result
+
+    def abort(self, rid: str, source: AbortSource) -> bool:
+        """Ask for the abort of `rid` once. False for a rid that is not live or was asked before."""
+        life = self.live.claim_abort(rid)
+        if life is None:
+            return False
+        if self.inbox.withdraw(life):
+            error = own_error(ClientClosedError(f"the request was aborted ({source.name.lower()})"), life.shown_rid)
+            self._tell(life, EgressItem.Error(error))
+            self.live.end(rid)
+        else:
+            self.aborts.put(WantAbort(rid, source))
+        return True
+
+    def abandon(self, rid: str) -> None:
+        """The handle of `rid` was collected: nobody will read its output."""
+        life = self.live.find(rid)
+        if life is not None and life.sink is not None:
+            life.sink.close()
+            self.abort(rid, AbortSource.GUARD)
+
+    # -- moves --------------------------------------------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """What ingress may rely on for one step."""
+        room, closed = self.ring_in.room()
+        pool = sum(channel.room() or 0 for channel in self.jobs)
+        return Facts(room, closed, pool)
+
+    def move_ingress(self) -> bool:
+        """One message of the first enabled lane: aborts, tokenised requests, owed aborts, fresh requests."""
+        facts = self.facts()
+        if taken := self.aborts.take():
+            if isinstance(taken[0], Gone):
+                error = SchedulerGoneError("the scheduler has gone")
+                self._commit_ingress(self.ingress.fail_all(error))
+            else:
+                self._commit_ingress(self.ingress.step("abort", taken[0], facts))
+        elif done := self.tokenised.take():
+            self._commit_ingress(self.ingress.step("tokenised", done[0], facts))
+        elif self.ingress.wants_ring(facts):
+            self._commit_ingress(self.ingress.step("pending", None, facts))
+        elif (group := self.inbox.take()) is not None:
+            self._commit_ingress(self.ingress.step("fresh", group, facts))
+        else:
+            return False
+        return True
+
+    def move_worker(self, index: int) -> bool:
+        """Everything that waits for worker `index` (at most 64 texts), as one batch."""
+        jobs = self.jobs[index].take(_BATCH)
+        if not jobs:
+            return False
+        for done in self.workers[index].step(jobs):
+            self.tokenised.put(done)
+        return True
+
+    def move_dispatch(self) -> bool:
+        """One frame, if every shard has room for what it may become."""
+        if any(channel.room() == 0 for channel in self.frames):
+            return False
+        frames = self.ring_out.drain(1)
+        if not frames:
+            return self._notice_scheduler_gone()
+        before = self.dispatcher.activity
+        for shard, message in self.dispatcher.step(frames[0]):
+            self.frames[shard].put(message)
+        if self.dispatcher.activity != before and self.on_activity is not None:
+            self.on_activity()
+        return True
+
+    def _notice_scheduler_gone(self) -> bool:
+        """The ring is empty; if its producer has gone, nothing will come any more: everything live ends now, once."""
+        if self._scheduler_gone or not self.ring_out.facts().producer_gone:
+            return False
+        self._scheduler_gone = True
+        self.ring_in_consumer.close()
+        if self.on_scheduler_gone is not None:
+            self.on_scheduler_gone()
+        # Down the frame lane, behind the frames that the scheduler still gave. Registrations of requests that the ring took
+        # before it closed are in their lane by now, and that lane goes first.
+        for channel in self.frames:
+            channel.put(Fail(None, SchedulerGoneError("the scheduler has gone"), owed=True))
+        self.aborts.put(Gone())
+        return True
+
+    def move_shard(self, index: int) -> bool:
+        """One registration, or else one frame."""
+        taken = self.registrations[index].take() or self.frames[index].take()
+        if not taken:
+            return False
+        shard = self.shards[index]
+        out = shard.step(taken[0])
+        refused_rows, refused = self._offer(index, out)
+        after = shard.settle(out, refused_rows, refused)
+        self._offer(index, after)  # errors only, into reserved slots
+        self._commit_shard(index, out, after)
+        return True
+
+    def _offer(self, index: int, out: ShardOut) -> tuple[list[int], dict[int, SinkError]]:
+        hub = self.hubs[index]
+        refused_rows: list[int] = []
+        for rows, texts_of, ids_of, texts, ids in out.columns:
+            refused_rows.extend(rows[at] for at in hub.put_columns(texts_of, ids_of, texts, ids, self.config.sink_capacity))
+        refused: dict[int, SinkError] = {}
+        pairs: list[tuple[Sink, Any]] = []
+        where: list[int] = []
+        for at, (life, item) in enumerate(out.items):
+            if life.sink is not None:
+                pairs.append((life.sink, item))
+                where.append(at)
+        if pairs:
+            refused = {where[at]: why for at, why in hub.put_items(pairs)}
+        return refused_rows, refused
+
+    def _commit_shard(self, index: int, *outs: ShardOut) -> None:
+        steps = [row for out in outs for row in out.steps]
+        for out in outs:
+            for ended in out.owed:
+                self.live.owe(ended.life.rid)
+                self.aborts.put(ended)
+            for rid in out.ended:
+                self.live.end(rid)
+            if out.counts:
+                self.shard_counts[index].update(out.counts)
+        if steps and self.on_step is not None:
+            self._steps[index] += 1
+            self.on_step(StepEvent(index, self._steps[index], steps))
+
+    def _commit_ingress(self, out: Outbox) -> None:
+        for shard, message in out.shard:
+            self.registrations[shard].put(message)
+        for job in out.jobs:
+            max(self.jobs, key=lambda channel: channel.room() or 0).put(job)
+        if out.requests:
+            result = self.ring_in.try_push_many([message for _, message in out.requests])
+            lives = [life for life, _ in out.requests]
+            for life in lives:
+                self.live.pushed(life.rid)
+            if not result:
+                # the only producer saw this room before the step, so the ring can only have been closed since
+                self._commit_ingress(self.ingress.step("refused", lives, self.facts()))
+        for life, message in out.aborts:
+            took = bool(self.ring_in.try_push(message))  # there was room, so a refusal means closed
+            self._commit_ingress(self.ingress.step("paid", (life, took), self.facts()))
+        for life, item in out.terminals:
+            self._tell(life, item)
+        for rid in out.ended:
+            self.live.end(rid)
+        for rid in out.settled:
+            self.live.settled(rid)
+        if out.counts:
+            self.ingress_counts.update(out.counts)
+
+    def _tell(self, life: Life, item: EgressItem.Error) -> None:
+        """A terminal item for a request that no shard has."""
+        if life.sink is None:
+            self.registrations[life.shard].put(StepTerminal(life.token, item))
+        else:
+            self.hubs[life.shard].put_items([(life.sink, item)])
+
+    # -- ends ---------------------------------------------------------------------------------------------------------------
+
+    def close_channels(self) -> None:
+        """Refuse what would come from now on: inbox and both rings, every parked caller woken. Idempotent."""
+        self.inbox.close()
+        self.ring_in.close()
+        self.ring_out.close()
+
+    def fail_everything(self, error: HeadraceError) -> None:
+        """A stage has died and its lanes are not served any more: tell every live client directly, once."""
+        for life in self.live.lives():
+            if life.sink is not None:
+                self.hubs[life.shard].fail_open(life.sink, own_error(error, life.shown_rid))
+            self.live.end(life.rid)
+
+
+def merged(counters: Sequence[Counter[str] | dict[str, int]]) -> dict[str, int]:
+    """The sum of counters kept by several threads."""
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(dict(counter))
+    return dict(total)

@@ -1,0 +1,352 @@
+"""Sinks: where one request's output waits for its reader, and how the reader is woken.
+
+Owns: everything between a detokenizer shard (writer) and a client (reader). Rules it keeps:
+
+* Locking protocol. All sinks of one shard share their `Hub`'s lock: a step writes to hundreds of sinks, and one acquisition for
+  all of them is what makes a delta cheap. Readers hold it only while they swap out what is there. Wake-ups into event loops
+  happen after the lock is released.
+* The states of a sink move only through the table `SINK` (fsm/sink.py): exactly one terminal item, and it is the last. The one
+  place that does not call the table per item is `put_columns`: PUT is a self-loop on OPEN and absorbed in CLOSED (a test pins
+  both cells), and a shard drops a request's row at its terminal, so no other state can be met there.
+* A sink owns what it holds: ids are copied into its own array, text is an immutable str, extras are copies. No view on a frame
+  outlives the step that decoded it.
+* `capacity` counts chunks put in and not yet taken. One further slot is reserved for the terminal item, so a failure can
+  always be told.
+* At most one reader at a time. A reader that leaves (`close`) makes every later put an absorbed one.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ..codec.errors import HeadraceError, InternalError
+from ..codec.finish import FinishReason
+from ..fsm import SINK, SinkEvent, SinkState
+from .channel import DEFAULT_PRIMITIVES, Primitives
+
+if TYPE_CHECKING:
+    import asyncio
+
+Extras = Mapping[str, np.ndarray[Any, Any]]
+
+
+class SinkError(enum.Enum):
+    """Why an offer to a sink failed."""
+
+    FULL = "full"
+    CLOSED = "closed"
+
+
+class EgressItem:
+    """What a sink carries, as a closed set: Frame (a delta), Done, Control, Data, Error."""
+
+    class Frame(msgspec.Struct, frozen=True, eq=False):
+        """A delta: `text` (str), `token_ids` (int64 array of this delta), `extras` (name -> array), scalar columns in `meta`."""
+
+        text: str
+        token_ids: np.ndarray[Any, Any]
+        extras: tuple[Extras, ...] = ()
+        prompt_tokens: int = 0
+        meta: Mapping[str, Any] | None = None
+
+    class Done(msgspec.Struct, frozen=True, eq=False):
+        """The end, with its finish reason; carries the terminal delta."""
+
+        finish_reason: FinishReason
+        frame: EgressItem.Frame
+
+    class Control(msgspec.Struct, frozen=True):
+        """The answer to a control request: the scheduler's bytes, verbatim."""
+
+        payload: bytes
+
+    class Data(msgspec.Struct, frozen=True):
+        """The answer to a detokenize request."""
+
+        text: str
+
+    class Error(msgspec.Struct, frozen=True, eq=False):
+        """The end, as a failure."""
+
+        error: HeadraceError
+
+
+Terminal = EgressItem.Done | EgressItem.Control | EgressItem.Data | EgressItem.Error
+
+
+class Taken(msgspec.Struct, eq=False):
+    """What a reader found: all deltas merged, and the terminal item where it has come."""
+
+    text: str
+    token_ids: np.ndarray[Any, Any]
+    extras: list[Extras]
+    chunks: int
+    prompt_tokens: int
+    meta: Mapping[str, Any] | None
+    terminal: Terminal | None
+
+    @property
+    def empty(self) -> bool:
+        return not self.chunks and self.terminal is None
+
+
+class Hub:
+    """The lock of one shard's sinks, and the readers parked on them."""
+
+    def __init__(self, primitives: Primitives = DEFAULT_PRIMITIVES) -> None:
+        self.primitives = primitives
+        self.lock = primitives.Lock()
+        self.parked: dict[Sink, None] = {}
+
+    def put_columns(
+        self, texts_of: Sequence[list[str]], ids_of: Sequence[array[int]], texts: Sequence[str], ids: Sequence[int], capacity: int
+    ) -> list[int]:
+        """One step's plain deltas: `texts[i]` and the single id `ids[i]` go to the waiting lists of sink i (`Sink.waiting`).
+
+        Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there. The loops run in C: at
+        hundreds of requests a step this is where the time goes.
+        """
+        with self.lock:
+            if max(map(len, texts_of)) < capacity:
+                refused = []
+                deque(map(list.append, texts_of, texts), 0)
+                deque(map(array.append, ids_of, ids), 0)
+            else:
+                refused = [at for at, waiting in enumerate(texts_of) if len(waiting) >= capacity]
+                full = set(refused)
+                for at, text in enumerate(texts):
+                    if at not in full:
+                        texts_of[at].append(text)
+                        ids_of[at].append(ids[at])
+            loops = self._wake() if self.parked else ()
+        _wake_loops(loops)
+        return refused
+
+    def put_items(self, items: Sequence[tuple[Sink, EgressItem.Frame | Terminal]]) -> list[tuple[int, SinkError]]:
+        """Deltas and terminal items in order. Returns (index, why) for those that were refused; nothing of those was stored."""
+        refused = []
+        with self.lock:
+            for index, (sink, item) in enumerate(items):
+                why = sink._offer(item)
+                if why is not None:
+                    refused.append((index, why))
+            loops = self._wake() if self.parked else ()
+        _wake_loops(loops)
+        return refused
+
+    def fail_open(self, sink: Sink, error: HeadraceError) -> None:
+        """End `sink` with `error` unless it has ended; for a stage that died, whose own path to the sink is gone."""
+        with self.lock:
+            if sink._state == SinkState.OPEN:
+                sink._offer(EgressItem.Error(error))
+            sink._cut_off = True
+            loops = self._wake() if self.parked else ()
+        _wake_loops(loops)
+
+    def _wake(self) -> Sequence[tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]]:
+        """Under the lock: wake the parked readers that have something; event loops are returned, to be woken once each."""
+        loops: dict[int, tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]] = {}
+        for sink in [sink for sink in self.parked if sink._ready()]:
+            del self.parked[sink]
+            waiter, sink._waiter = sink._waiter, None
+            if isinstance(waiter, tuple):
+                loop, future = waiter
+                loops.setdefault(id(loop), (loop, []))[1].append(future)
+            elif waiter is not None:
+                waiter.notify_all()
+        return list(loops.values())
+
+
+def _wake_loops(loops: Iterable[tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]]) -> None:
+    """One wake for each event loop and step, whatever the number of its readers."""
+    for loop, futures in loops:
+        try:
+            loop.call_soon_threadsafe(_resolve, futures)
+        except RuntimeError:
+            # The loop is closed: its readers are gone for good, and their handles' finalisers abort the requests.
+            continue
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+class Sink:
+    """One request's output. Writers go through the `Hub`; everything a reader does is here."""
+
+    __slots__ = (
+        "__weakref__",
+        "_capacity",
+        "_cut_off",
+        "_extras",
+        "_hub",
+        "_ids",
+        "_meta",
+        "_prompt_tokens",
+        "_state",
+        "_terminal",
+        "_texts",
+        "_waiter",
+    )
+
+    def __init__(self, hub: Hub, capacity: int) -> None:
+        self._hub = hub
+        self._capacity = capacity
+        self._state: int = SINK.initial
+        self._texts: list[str] = []
+        self._ids = array("q")
+        self._extras: list[Extras] = []
+        self._prompt_tokens = 0
+        self._meta: Mapping[str, Any] | None = None
+        self._terminal: Terminal | None = None
+        self._cut_off = False  # ended past its shard (see Hub.fail_open); what the shard still gives is refused
+        self._waiter: Any = None
+
+    # -- writer's side, under the hub's lock ---------------------------------------------------------------------------
+
+    def _offer(self, item: EgressItem.Frame | Terminal) -> SinkError | None:
+        if self._cut_off or self._state == SinkState.CLOSED:
+            return SinkError.CLOSED
+        if isinstance(item, EgressItem.Frame):
+            if len(self._texts) >= self._capacity:
+                return SinkError.FULL
+            self._store(item)
+            self._state = SINK.next(self._state, SinkEvent.PUT)
+            return None
+        if isinstance(item, EgressItem.Error):
+            self._state = SINK.next(self._state, SinkEvent.OVERFLOW if item.error.code == "slow_client" else SinkEvent.PUT_ERROR)
+        else:
+            if isinstance(item, EgressItem.Done):
+                frame = item.frame
+                # The reserved slot is for the terminal alone: a terminal that carries a delta needs room for that delta, or a
+                # stream that lost text would end like a success.
+                if (frame.text or len(frame.token_ids) or frame.extras) and len(self._texts) >= self._capacity:
+                    return SinkError.FULL
+                self._store(frame)
+            self._state = SINK.next(self._state, SinkEvent.PUT_FINAL)
+        self._terminal = item
+        return None
+
+    def _store(self, frame: EgressItem.Frame) -> None:
+        self._texts.append(frame.text)
+        self._ids.frombytes(np.ascontiguousarray(frame.token_ids, dtype=np.int64).tobytes())
+        self._extras.extend(frame.extras)
+        if frame.prompt_tokens:
+            self._prompt_tokens = frame.prompt_tokens
+        if frame.meta is not None:
+            self._meta = frame.meta
+
+    def waiting(self) -> tuple[list[str], array[int]]:
+        """The two lists that hold waiting text and ids, for `Hub.put_columns`; the same objects for the sink's whole life."""
+        return self._texts, self._ids
+
+    def _ready(self) -> bool:
+        return bool(self._texts) or self._terminal is not None or self._state == SinkState.CLOSED
+
+    # -- reader's side -------------------------------------------------------------------------------------------------
+
+    def take(self) -> Taken:
+        """Everything that is there, merged into one delta. Never waits."""
+        with self._hub.lock:
+            return self._take()
+
+    def wait(self, timeout: float | None = None) -> Taken | None:
+        """What is there as soon as there is something; None when `timeout` seconds pass first."""
+        hub = self._hub
+        with hub.lock:
+            if not self._ready():
+                condition = hub.primitives.Condition(hub.lock)
+                self._park(condition)
+                try:
+                    condition.wait_for(self._ready, timeout)
+                finally:
+                    self._unpark(condition)
+            return self._take() if self._ready() else None
+
+    def park_async(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
+        """A future of `loop` that is resolved when there is something, or None when there is something now."""
+        with self._hub.lock:
+            if self._ready():
+                return None
+            future: asyncio.Future[None] = loop.create_future()
+            self._park((loop, future))
+            return future
+
+    def unpark_async(self, future: asyncio.Future[None]) -> None:
+        """The task that waited for `future` was cancelled: a cancelled wait did not happen."""
+        with self._hub.lock:
+            if isinstance(self._waiter, tuple) and self._waiter[1] is future:
+                self._unpark(self._waiter)
+
+    def _park(self, waiter: Any) -> None:
+        if self._waiter is not None:
+            raise InternalError("a request's output is already being waited for by another reader")
+        self._waiter = waiter
+        self._hub.parked[self] = None
+
+    def _unpark(self, waiter: Any) -> None:
+        if self._waiter is waiter:
+            self._waiter = None
+            self._hub.parked.pop(self, None)
+
+    def _take(self) -> Taken:
+        texts, extras = self._texts, self._extras
+        chunks = len(texts)
+        # Copied out and cleared, not swapped: the shard knows these two lists for as long as the request lives.
+        taken = Taken(
+            texts[0] if chunks == 1 else "".join(texts),
+            np.array(self._ids, dtype=np.int64) if self._ids else _NO_IDS,
+            extras,
+            chunks,
+            self._prompt_tokens,
+            self._meta,
+            self._terminal,
+        )
+        texts.clear()
+        del self._ids[:]
+        if extras:
+            self._extras = []
+        return taken
+
+    def close(self) -> bool:
+        """The reader leaves: later output is absorbed and what is held is let go. True if that ended an open stream."""
+        with self._hub.lock:
+            was_open = self._state == SinkState.OPEN
+            self._state = SINK.next(self._state, SinkEvent.CLOSE)
+            if was_open:
+                self._texts.clear()
+                del self._ids[:]
+                self._extras = []
+                # a parked reader (another thread) learns that the stream is closed
+                if self in self._hub.parked:
+                    loops = self._hub._wake()
+                else:
+                    loops = ()
+            else:
+                loops = ()
+        _wake_loops(loops)
+        return was_open
+
+    @property
+    def state(self) -> SinkState:
+        with self._hub.lock:
+            return SinkState(self._state)
+
+    @property
+    def pending(self) -> int:
+        """Chunks put in and not yet taken."""
+        with self._hub.lock:
+            return len(self._texts)
+
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+_NO_IDS.setflags(write=False)

@@ -1,0 +1,543 @@
+"""A detokenizer shard: its requests' columns, and what a frame does to them.
+
+Owns: every request from `Register` to its terminal item, alone and without locks. Rules it keeps:
+
+* **Columnar.** Request states, counts and flags are columns indexed by row; a step gathers them, moves all states with one
+  `apply_batch`, and runs the smallest loop per request. Rows that need more (a first chunk, a terminal chunk, a stop string being
+  held back, half a character, extras) take the general path, one by one. No Python object is built per token there either.
+* **Two halves of a step.** `step` computes; the driver offers the deltas to the sinks; `settle` is told which were refused and ends
+  what has to end. So a sink that is full ends its own request and no other, and the terminal state is entered only when the
+  terminal item is in the reader's hands.
+* **All of a request's output goes through its table.** A late chunk of a request that is gone is dropped and counted. A duplicate
+  behind a terminal in one frame is absorbed by FINALIZING. A chunk for a control request, or a result for a generate request, is a
+  scheduler fault: the table does not know kinds, so the kind is looked at first.
+* **Registration before frames.** The driver gives this stage no frame while its registration lane holds something.
+* At most one abort is owed for a request, and only if it was pushed and its final chunk has not been seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from ...codec import Abort, BatchFrame, FinishReason
+from ...codec.errors import (
+    AbortedByScheduler,
+    ClientClosedError,
+    DetokenizeError,
+    EncodeError,
+    HeadraceError,
+    InternalError,
+    SlowClientError,
+)
+from ...fsm import REQUEST, AbortEvent, AbortSource, AbortState, IllegalTransition, RequestEvent, RequestState
+from ..sink import EgressItem, Extras, SinkError, Terminal
+from ..text.engine import TextEngine, TextOptions
+from .dispatch import Batch, Failure, Result
+from .ingress import own_error
+from .life import Ended, Fail, Forward, Kind, Life, Recorder, Register, StepTerminal, advance_abort, want_abort
+
+_LOG = logging.getLogger("headrace.detok")
+_SMALL = 16  # below this many rows the fixed cost of the array operations is more than a plain loop's
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+class StepRow:
+    """What one step produced for one request of the step sink."""
+
+    __slots__ = ("error", "finish_reason", "text", "token", "token_ids")
+
+    def __init__(self, token: Any, text: str, token_ids: np.ndarray[Any, Any], finish_reason: FinishReason | None, error: HeadraceError | None) -> None:
+        self.token = token
+        self.text = text
+        self.token_ids = token_ids
+        self.finish_reason = finish_reason
+        self.error = error
+
+
+class ShardOut:
+    """What a step gives away. `columns` and `items` go to sinks and may be refused; the rest cannot be."""
+
+    __slots__ = ("columns", "counts", "ended", "items", "owed", "steps")
+
+    def __init__(self) -> None:
+        # plain deltas: rows, the waiting lists of their sinks, and what goes there (see Hub.put_columns)
+        self.columns: list[tuple[Sequence[int], list[list[str]], list[array[int]], Sequence[str], list[int]]] = []
+        self.items: list[tuple[Life, EgressItem.Frame | Terminal]] = []
+        self.steps: list[StepRow] = []
+        self.owed: list[Ended] = []
+        self.ended: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def count(self, name: str, times: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + times
+
+
+class Shard:
+    """See the module's head. `capacity` is the most requests that can be live (rows of the columns)."""
+
+    def __init__(self, engine: TextEngine, *, capacity: int, output_limit: int, index: int = 0, record: Recorder | None = None) -> None:
+        self._engine = engine
+        self._capacity = capacity
+        self._output_limit = output_limit
+        self._index = index
+        self._stage = f"detok-{index}"
+        self._record = record
+        self._rows: dict[str, int] = {}
+        self._free = list(range(capacity - 1, -1, -1))
+        # Row `capacity` stands for "no such request": index -1 of every column, never fast.
+        self._states = bytearray(capacity + 1)
+        self._state_column = np.frombuffer(self._states, dtype=np.uint8)  # the same memory: Python ints and columns
+        self._streams = np.zeros(capacity + 1, dtype=bool)  # STREAMING, streamed to a handle, plain text
+        self._quiet = np.zeros(capacity + 1, dtype=bool)  # STREAMING, non-streaming: only its ids are kept
+        self._produced = np.zeros(capacity + 1, dtype=np.int64)
+        self._lives: list[Any] = [None] * (capacity + 1)
+        self._waiting_texts: list[Any] = [None] * (capacity + 1)  # of the row's sink
+        self._waiting_ids: list[Any] = [None] * (capacity + 1)
+        self._texts: list[Any] = [None] * (capacity + 1)
+        self._options: list[Any] = [None] * (capacity + 1)
+        self._ids: list[Any] = [None] * (capacity + 1)  # array("q") of a non-streaming request's ids so far
+        self._extras: list[Any] = [None] * (capacity + 1)
+        # The rows of the last batch, good while neither its rids nor the table have changed. A cache: no part of the state.
+        self._table_changes = 0
+        self._last_table = -1
+        self._last_rids: list[str] = []
+        self._last: tuple[list[int], Any, bool] = ([], np.empty(0, dtype=np.intp), True)
+
+    def key(self) -> tuple[Any, ...]:
+        """The whole state, hashable."""
+        return tuple(
+            (
+                rid,
+                self._states[row],
+                self._lives[row].abort,
+                int(self._produced[row]),
+                None if self._texts[row] is None else self._texts[row].key(),
+                None if self._ids[row] is None else self._ids[row].tobytes(),
+            )
+            for rid, row in self._rows.items()
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, rid: object) -> bool:
+        return rid in self._rows
+
+    def live(self) -> dict[str, int]:
+        """Live requests by state name."""
+        rows = list(self._rows.values())
+        counts = np.bincount(self._state_column[rows], minlength=len(RequestState)) if rows else []
+        return {RequestState(state).name: int(count) for state, count in enumerate(counts) if count}
+
+    # -- the entry point -------------------------------------------------------------------------------------------------
+
+    def step(self, message: Any) -> ShardOut:
+        """One message of the registration lane or of the frame lane."""
+        out = ShardOut()
+        if isinstance(message, Batch):
+            self._frame(message.frame, message.rows, out)
+        elif isinstance(message, Register):
+            self._register(message.life, out)
+        elif isinstance(message, Forward):
+            self._forward(message.rid, message.source, out)
+        elif isinstance(message, Result):
+            self._result(message, out)
+        elif isinstance(message, Failure):
+            self._failure(message, out)
+        elif isinstance(message, Fail):
+            rids = list(self._rows) if message.rids is None else message.rids
+            for rid in dict.fromkeys(rids):
+                row = self._rows.get(rid)
+                if row is None:
+                    out.count("late_failures")
+                else:
+                    self._fail(row, message.error, out, owed=message.owed)
+        elif isinstance(message, StepTerminal):
+            out.steps.append(StepRow(message.token, "", _NO_IDS, None, message.item.error))
+        else:
+            raise ValueError(f"a shard has no use for {type(message).__name__}")
+        return out
+
+    def settle(self, out: ShardOut, refused_rows: Sequence[int], refused: Mapping[int, SinkError]) -> ShardOut:
+        """The second half of a step: `refused_rows` are rows of `out.columns` whose sinks were full, `refused` maps indices of
+        `out.items` to the reason. What was accepted and terminal is completed; what was refused is ended."""
+        after = ShardOut()
+        for row in refused_rows:
+            self._overflow(row, after)
+        for index, (life, item) in enumerate(out.items):
+            row = self._rows.get(life.rid)
+            if row is None or self._lives[row] is not life:
+                continue  # its end was settled by an earlier item of this step
+            why = refused.get(index)
+            if why is SinkError.FULL:
+                self._overflow(row, after)
+            elif not isinstance(item, EgressItem.Frame) and self._states[row] == RequestState.FINALIZING:
+                # accepted, or closed by a client that has gone: either way the terminal item is out of our hands
+                self._complete(row, after)
+        return after
+
+    # -- frames ----------------------------------------------------------------------------------------------------------
+
+    def _frame(self, frame: BatchFrame, selected: list[int] | None, out: ShardOut) -> None:
+        indices: Sequence[int] = range(len(frame.rids)) if selected is None else selected
+        rids = frame.rids if selected is None else [frame.rids[index] for index in selected]
+        if rids != self._last_rids or self._last_table != self._table_changes:
+            # A batch seldom changes between two steps: its look-up is kept until it or the table does.
+            rows = list(map(self._rows.get, rids, repeat(-1)))
+            known = [row for row in rows if row >= 0]
+            self._last_rids, self._last_table = rids, self._table_changes
+            self._last = (rows, np.array(rows, dtype=np.intp), len(set(known)) == len(known))
+        rows, row_column, distinct = self._last
+        if len(rows) < _SMALL or not distinct or frame.has_extras:
+            self._general(frame, indices, rows, out, together=distinct)
+            return
+
+        lengths = frame.lengths if selected is None else frame.lengths[selected]
+        single = lengths == 1
+        if frame.finished:
+            if selected is None:
+                single[frame.finished] = False
+            else:
+                single &= ~np.isin(np.asarray(selected), frame.finished)
+        # a row at its limit takes the general path, which ends it with the reason
+        single &= self._produced[row_column] < self._output_limit
+        starts = frame.offsets[:-1] if selected is None else frame.offsets[selected]
+        left = ~single
+        for column, deliver in ((self._streams, self._plain), (self._quiet, self._append)):
+            fast = single & column[row_column]
+            if not fast.any():
+                left |= single & column[row_column]
+                continue
+            chosen = row_column[fast]
+            after, illegal = REQUEST.apply_batch(self._state_column[chosen], RequestEvent.CHUNK)
+            assert not illegal.any()  # both columns are only ever true for STREAMING rows
+            self._state_column[chosen] = after
+            if self._record is not None:
+                self._record_chunks(chosen, after)
+            self._produced[chosen] += 1
+            slow = deliver(chosen.tolist(), frame.token_ids[starts[fast]].tolist(), out)
+            if slow:
+                # states and counts of these are done: only their text takes the long way
+                positions = np.flatnonzero(fast)
+                for at in slow:
+                    index = indices[int(positions[at])]
+                    self._text(rows[int(positions[at])], frame, index, out)
+            single &= ~fast
+        left |= single
+        if left.any():
+            where = np.flatnonzero(left).tolist()
+            self._general(frame, [indices[at] for at in where], [rows[at] for at in where], out, together=True)
+
+    def _plain(self, rows: list[int], ids: list[int], out: ShardOut) -> Sequence[int]:
+        """Deltas of rows that stream plain text, one id each. Returns the positions whose text needs the general path."""
+        texts = self._engine.feed_plain(ids)
+        slow: list[int] = []
+        if None in texts:
+            slow = [at for at, text in enumerate(texts) if text is None]
+            keep = [at for at, text in enumerate(texts) if text is not None]
+            rows = [rows[at] for at in keep]
+            ids = [ids[at] for at in keep]
+            texts = [texts[at] for at in keep]
+        waiting_texts, waiting_ids = self._waiting_texts, self._waiting_ids
+        out.columns.append(
+            (rows, [waiting_texts[row] for row in rows], [waiting_ids[row] for row in rows], texts, ids)  # type: ignore[arg-type]
+        )
+        return slow
+
+    def _append(self, rows: list[int], ids: list[int], out: ShardOut) -> Sequence[int]:
+        """Non-streaming rows: their ids are kept and nothing else is done until the terminal chunk."""
+        arrays = self._ids
+        deque(map(array.append, [arrays[row] for row in rows], ids), 0)
+        return ()
+
+    def _text(self, row: int, frame: BatchFrame, index: int, out: ShardOut) -> None:
+        """The general text path of one row whose states and counts are already moved."""
+        ids = frame.token_ids[frame.offsets[index] : frame.offsets[index + 1]]
+        self._feed([(row, index, ids)], frame, out)
+
+    def _general(self, frame: BatchFrame, indices: Sequence[int], rows: Sequence[int], out: ShardOut, *, together: bool) -> None:
+        """One row after the other; the text of all running chunks is fed in one call where no request is named twice."""
+        offsets = frame.offsets
+        finishes = frame.finish_reasons if frame.finished else None
+        running: list[tuple[int, int, Any]] = []
+        for index, row in zip(indices, rows, strict=True):
+            if row < 0 or self._lives[row] is None:
+                out.count("late_chunks")
+                continue
+            life = self._lives[row]
+            if life.kind is not Kind.GENERATE:
+                self._fail(row, InternalError("the scheduler answered a control request with output"), out, owed=True)
+                continue
+            finish = None if finishes is None else finishes[index]
+            event = RequestEvent.CHUNK if finish is None else RequestEvent.FINAL_CHUNK
+            if not self._advance_chunk(row, event, out):
+                continue
+            ids = frame.token_ids[offsets[index] : offsets[index + 1]]
+            self._produced[row] += len(ids)
+            if self._produced[row] > self._output_limit:
+                told = f"the scheduler produced more than {self._output_limit} tokens, the context length, for one request"
+                self._fail(row, InternalError(told), out, owed=finish is None)
+            elif finish is None:
+                running.append((row, index, ids))
+                if not together:
+                    self._feed(running, frame, out)
+                    running.clear()
+            else:
+                self._final(row, frame, index, ids, finish, out)
+        if running:
+            self._feed(running, frame, out)
+
+    def _advance_chunk(self, row: int, event: RequestEvent, out: ShardOut) -> bool:
+        """Move the row for one chunk. False when the chunk was absorbed (late) or the row was failed (illegal)."""
+        try:
+            if self._states[row] == RequestState.QUEUED:
+                self._advance(row, RequestEvent.SCHEDULER_PICKED)
+            if REQUEST.outcome(RequestState(self._states[row]), event) == "absorb":
+                out.count("late_chunks")
+                return False
+            self._advance(row, event)
+        except IllegalTransition as fault:
+            self._fail(row, InternalError(f"illegal transition: {fault}"), out, owed=True)
+            return False
+        return True
+
+    def _feed(self, running: Sequence[tuple[int, int, Any]], frame: BatchFrame, out: ShardOut) -> None:
+        """Running chunks: streamed text out, or ids kept."""
+        streamed = []
+        for row, index, ids in running:
+            life = self._lives[row]
+            if life.stream:
+                streamed.append((row, index, ids))
+            else:
+                self._ids[row].frombytes(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
+                self._keep_extras(row, frame, index)
+                self._quiet[row] = True
+        if not streamed:
+            return
+        lengths = [len(ids) for _, _, ids in streamed]
+        offsets = [0]
+        for length in lengths:
+            offsets.append(offsets[-1] + length)
+        ids_column = streamed[0][2] if len(streamed) == 1 else np.concatenate([ids for _, _, ids in streamed])
+        states = [self._texts[row] for row, _, _ in streamed]
+        deltas, bad = self._engine.feed(states, ids_column, offsets)
+        wrong = dict(bad)
+        for at, (row, index, ids) in enumerate(streamed):
+            if at in wrong:
+                self._fail(row, _outside(wrong[at]), out, owed=True)
+                continue
+            life = self._lives[row]
+            self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
+            self._streams[row] = life.sink is not None and self._texts[row].plain
+
+    def _final(self, row: int, frame: BatchFrame, index: int, ids: Any, finish: FinishReason, out: ShardOut) -> None:
+        """The terminal chunk: flush, cut, and one terminal item, which `settle` turns into COMPLETED."""
+        life = self._lives[row]
+        self._streams[row] = self._quiet[row] = False
+        status = finish.abort_status if isinstance(finish, Abort) else None
+        if status is not None:
+            told = finish.message if isinstance(finish.message, str) else "the scheduler aborted the request"  # type: ignore[union-attr]
+            error = AbortedByScheduler(told, http_status=status, err_type=finish.err_type)  # type: ignore[union-attr]
+            self._fail(row, error, out, owed=False)
+            return
+        try:
+            if life.stream:
+                text = self._engine.finish(self._texts[row], ids, finish)
+                all_ids = _owned_ids(ids)
+            else:
+                kept = self._ids[row]
+                began = len(kept)
+                kept.frombytes(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
+                all_ids = np.frombuffer(kept, dtype=np.int64)
+                text = self._engine.whole(self._options[row], all_ids, began, finish)
+        except DetokenizeError as error:
+            self._fail(row, error, out, owed=False)
+            return
+        except Exception as fault:
+            # Text is made by foreign code on a model's output; whatever it raises ends this request and nobody else's.
+            _LOG.error("decoding failed with %s", type(fault).__name__)
+            self._fail(row, DetokenizeError(f"decoding failed: {type(fault).__name__}"), out, owed=False)
+            return
+        self._keep_extras(row, frame, index)
+        extras, self._extras[row] = tuple(self._extras[row] or ()), None
+        meta = {name: column[index] for name, column in frame.scalars.items()}
+        item = EgressItem.Frame(text, all_ids, extras, int(frame.prompt_tokens[index]), meta or None)
+        self._give(life, EgressItem.Done(finish, item), finish, out)
+
+    def _first(self, row: int, frame: BatchFrame, index: int) -> tuple[tuple[Extras, ...], int, Any]:
+        """(extras, prompt_tokens, meta) of a running chunk; the scalars are given with the first chunk that has them."""
+        extras: tuple[Extras, ...] = ()
+        if frame.has_extras:
+            self._keep_extras(row, frame, index)
+            extras, self._extras[row] = tuple(self._extras[row] or ()), None
+        meta = {name: column[index] for name, column in frame.scalars.items()} if frame.scalars else None
+        return extras, int(frame.prompt_tokens[index]), meta
+
+    def _keep_extras(self, row: int, frame: BatchFrame, index: int) -> None:
+        if frame.has_extras:
+            own = {name: np.array(values) for name, values in frame.extras(index).items() if len(values)}
+            if own:
+                if self._extras[row] is None:
+                    self._extras[row] = []
+                self._extras[row].append(own)
+
+    def _give(self, life: Life, item: EgressItem.Frame | Terminal, finish: FinishReason | None, out: ShardOut) -> None:
+        """Route one item: to the request's sink, or as a row of the step sink (which is never full)."""
+        if life.sink is None:
+            if isinstance(item, EgressItem.Error):
+                out.steps.append(StepRow(life.token, "", _NO_IDS, None, item.error))
+                return
+            frame = item.frame if isinstance(item, EgressItem.Done) else item
+            assert isinstance(frame, EgressItem.Frame)
+            if finish is not None or life.stream:
+                out.steps.append(StepRow(life.token, frame.text, frame.token_ids, finish, None))
+        # kept in `items` for the step sink too: `settle` completes a request when its terminal item is out
+        out.items.append((life, item))
+
+    # -- everything but frames ---------------------------------------------------------------------------------------------
+
+    def _register(self, life: Life, out: ShardOut) -> None:
+        if life.kind is Kind.DETOKENIZE:
+            self._detokenize(life, out)
+            return
+        row = self._free.pop()  # cannot be empty: a slot was booked for every live request at admission
+        self._rows[life.rid] = row
+        self._table_changes += 1
+        self._lives[row] = life
+        if life.sink is not None:
+            self._waiting_texts[row], self._waiting_ids[row] = life.sink.waiting()
+        self._states[row] = life.state  # handed over: from here on the column is the request's state
+        self._produced[row] = 0
+        if life.kind is Kind.GENERATE:
+            assert life.request is not None
+            sampling = life.request.sampling
+            options = TextOptions(
+                stops=tuple(sampling.stop_strs),
+                stop_regexes=tuple(sampling.stop_regex_strs),
+                skip_special_tokens=sampling.skip_special_tokens,
+                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+                no_stop_trim=sampling.no_stop_trim,
+            )
+            self._options[row] = options
+            if life.stream:
+                self._texts[row] = self._engine.open(options)
+            else:
+                self._ids[row] = array("q")
+
+    def _detokenize(self, life: Life, out: ShardOut) -> None:
+        """Answered here and never by the ring; needs no row."""
+        item: Terminal
+        try:
+            item = EgressItem.Data(self._engine.decode(life.ids, skip_special_tokens=True))
+            event = RequestEvent.RESULT
+        except Exception as fault:
+            # foreign decoder on a client's ids: the answer is a 500 for this request whatever was raised
+            error = fault if isinstance(fault, HeadraceError) else DetokenizeError(f"decoding failed: {type(fault).__name__}")
+            item, event = EgressItem.Error(own_error(error, life.shown_rid)), RequestEvent.ERROR
+        before = life.state
+        life.state = REQUEST.next(RequestState(before), event)
+        if self._record is not None:
+            self._record("request", life.rid, before, event, life.state, self._stage)
+        advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
+        out.items.append((life, item))
+        out.ended.append(life.rid)
+
+    def _forward(self, rid: str, source: AbortSource, out: ShardOut) -> None:
+        row = self._rows.get(rid)
+        if row is None:
+            out.count("late_aborts")
+            return
+        if self._states[row] == RequestState.FINALIZING:
+            return  # cannot be met between two steps, because `settle` ends it; kept total
+        life = self._lives[row]
+        self._advance(row, RequestEvent.DISCONNECT)
+        want_abort(life, source, self._stage, self._record)
+        error = ClientClosedError(f"the request was aborted ({source.name.lower()})")
+        self._end(row, EgressItem.Error(own_error(error, life.shown_rid)), out)
+
+    def _result(self, result: Result, out: ShardOut) -> None:
+        row = self._rows.get(result.rid)
+        if row is None:
+            out.count("late_results")
+            return
+        life = self._lives[row]
+        if life.kind is not Kind.CONTROL:
+            self._fail(row, InternalError("the scheduler answered a generate request with a control result"), out, owed=True)
+            return
+        self._advance(row, RequestEvent.RESULT)
+        advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
+        self._end(row, EgressItem.Control(result.payload), out)
+
+    def _failure(self, failure: Failure, out: ShardOut) -> None:
+        row = self._rows.get(failure.rid)
+        if row is None:
+            out.count("late_failures")
+            return
+        self._fail(row, EncodeError(failure.message), out, owed=True)
+
+    # -- ends --------------------------------------------------------------------------------------------------------------
+
+    def _advance(self, row: int, event: RequestEvent) -> None:
+        before = self._states[row]
+        after = REQUEST.next(RequestState(before), event)
+        self._states[row] = after
+        if self._record is not None:
+            self._record("request", self._lives[row].rid, before, event, after, self._stage)
+
+    def _record_chunks(self, rows: Any, states: Any) -> None:
+        record = self._record
+        assert record is not None
+        for row, state in zip(rows.tolist(), states.tolist(), strict=True):
+            record("request", self._lives[row].rid, RequestState.STREAMING, RequestEvent.CHUNK, state, self._stage)
+
+    def _overflow(self, row: int, out: ShardOut) -> None:
+        """The reader is too slow. If the final chunk was the one that did not fit, the scheduler is done: nothing is owed."""
+        owed = self._states[row] != RequestState.FINALIZING
+        self._fail(row, SlowClientError("the client did not read its stream in time; output was lost"), out, owed=owed)
+
+    def _complete(self, row: int, out: ShardOut) -> None:
+        self._advance(row, RequestEvent.FINAL_FRAME_SENT)
+        advance_abort(self._lives[row], AbortEvent.FINISHED, self._stage, self._record)
+        self._drop(row, out)
+
+    def _fail(self, row: int, error: HeadraceError, out: ShardOut, *, owed: bool) -> None:
+        life = self._lives[row]
+        self._advance(row, RequestEvent.ERROR)
+        if owed:
+            want_abort(life, AbortSource.DETOK, self._stage, self._record)
+        else:
+            advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
+        self._end(row, EgressItem.Error(own_error(error, life.shown_rid)), out)
+
+    def _end(self, row: int, item: Terminal, out: ShardOut) -> None:
+        life = self._lives[row]
+        self._give(life, item, None, out)
+        self._drop(row, out)
+
+    def _drop(self, row: int, out: ShardOut) -> None:
+        """Terminal means absent: the row is free, the slot goes back, and an abort that is owed goes to ingress."""
+        life = self._lives[row]
+        del self._rows[life.rid]
+        self._table_changes += 1
+        self._lives[row] = self._waiting_texts[row] = self._waiting_ids[row] = self._texts[row] = self._options[row] = self._ids[row] = self._extras[row] = None
+        self._streams[row] = self._quiet[row] = False
+        self._free.append(row)
+        if life.abort == AbortState.REQUESTED:
+            out.owed.append(Ended(life))
+        out.ended.append(life.rid)
+
+
+def _owned_ids(ids: Any) -> np.ndarray[Any, Any]:
+    """A copy: no view on a frame outlives the step that decoded it."""
+    return np.array(ids, dtype=np.int64)
+
+
+def _outside(token: int) -> DetokenizeError:
+    return DetokenizeError(f"the model produced token id {token}, which is outside the vocabulary")
