@@ -6,6 +6,7 @@ TB is byte-level: id 0-255 is that raw byte. TF is byte-fallback: id 0-255 are <
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -87,7 +88,7 @@ def chunkings(ids: Sequence[int]) -> Iterable[list[list[int]]]:
 def cut_at(ids: Sequence[int], cuts: Iterable[int]) -> list[list[int]]:
     """`ids` cut at these places, empty chunks included."""
     edges = [0, *sorted(cuts), len(ids)]
-    return [list(ids[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [list(ids[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def stream(
