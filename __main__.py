@@ -6,10 +6,13 @@ Owns: the commands, their options, and how a mistake looks. No logic of its own.
   ends: 0 fine, 1 the thing that was asked about is broken or incomplete, 130 interrupted.
 * A reader that goes away (``headrace … | head``) is a normal end.
 * A command's module is imported when the command runs: ``headrace --version`` loads neither numpy nor tokenizers.
+* Parsing and running are apart: a command function only returns what is to be run. The parser turns interrupts and broken pipes
+  inside it into exit statuses of its own choice, so nothing that works may run there.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +24,8 @@ from ._version import __version__
 
 # Old versions of typer use the click package, new ones their own copy of it; this is the base of all its errors in both.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
+
+Job = Callable[[], int]
 
 app = typer.Typer(
     name="headrace",
@@ -44,7 +49,9 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Text in, a scheduler in the middle, text out."""
     _help_if_alone(context)
@@ -61,13 +68,19 @@ def _help_if_alone(context: typer.Context) -> None:
         raise typer.Exit
 
 
-@app.command()
+@app.command(short_help="Many prompts through a whole manager, live.")
 def demo(
-    file: Annotated[str | None, typer.Argument(help="Prompts, one per line; - is standard input. Default: a built-in set.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, its directory, or a model in the hub cache.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(help="Prompts, one per line; - is standard input. Default: a built-in set.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json, its directory, or a model in the hub cache.")
+    ] = None,
     scheduler: Annotated[str, typer.Option(help="markov continues the prompts, echo gives them back.")] = "markov",
     text: Annotated[str | None, typer.Option(help="The text that markov learns from. Default: a novel.")] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="How many requests; the prompts are repeated or cut to it.")] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="How many requests; the prompts are repeated or cut to it.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens per answer at most.")] = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; -1 is all.")] = 50,
@@ -75,14 +88,20 @@ def demo(
     seed: Annotated[int, typer.Option(help="Request number i draws from seed + i.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this string; may be repeated.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that the scheduler runs at once.")] = 64,
-    in_flight: Annotated[int | None, typer.Option(min=1, help="Requests submitted at once. Default: all the ring holds.")] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Requests submitted at once. Default: all the ring holds.")
+    ] = None,
     ring: Annotated[int | None, typer.Option(min=1, help="Capacity of the ingress ring.")] = None,
-    shards: Annotated[int, typer.Option(min=1, help="Detokenizer shards.")] = 1,
+    shards: Annotated[int, typer.Option(min=1, max=64, help="Detokenizer shards.")] = 1,
     wire: Annotated[str, typer.Option(help="Wire revision: v1, v2, or a schema file.")] = "v1",
     context_len: Annotated[int, typer.Option(min=2, help="Context length in tokens.")] = 8192,
-    step_ms: Annotated[float | None, typer.Option(min=0, help="Time of a scheduler step. Default: 20 in the live view, else 0.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="No live view; the default where stdout is no terminal.")] = False,
-) -> None:
+    step_ms: Annotated[
+        float | None, typer.Option(min=0, help="Time of a scheduler step. Default: 20 in the live view, else 0.")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="No live view; the default where stdout is no terminal.")
+    ] = False,
+) -> Job:
     """The main job on real input: many prompts at once, tokens streaming, a live view, a summary."""
     from .runtime.demo import DemoOptions, run
 
@@ -107,51 +126,59 @@ def demo(
         step_ms=step_ms,
         plain=plain,
     )
-    raise typer.Exit(run(options))
+    return lambda: run(options)
 
 
-@app.command()
+@app.command(short_help="An egress frame, in words.")
 def inspect(
     file: Annotated[str, typer.Argument(help="A file that holds one egress frame; - is standard input.")],
     wire: Annotated[str, typer.Option(help="Wire revision: v1, v2, or a schema file.")] = "v1",
     hex_: Annotated[bool, typer.Option("--hex", help="The file holds hexadecimal digits.")] = False,
-) -> None:
+) -> Job:
     """A frame, in words: tag, header by field, columns, offsets, the broken rule if it is broken (exit status 1)."""
     from .runtime.commands import inspect_file
 
-    raise typer.Exit(inspect_file(file, wire, hex_, sys.stdout))
+    return lambda: inspect_file(file, wire, hex_, sys.stdout)
 
 
 @spec_app.command("list")
-def spec_list() -> None:
+def spec_list() -> Job:
     """The names that `spec export` knows."""
     from .runtime.commands import names
 
-    for name in names():
-        typer.echo(name)
+    return lambda: _print("".join(f"{name}\n" for name in names()))
 
 
 @spec_app.command("export")
 def spec_export(
     name: Annotated[str, typer.Argument(help="machine/NAME or wire/NAME, as in `spec list`.")],
-    format_: Annotated[str | None, typer.Option("--format", help="Machines: json, mermaid, dot, scxml, promela. Wire: toml, json.")] = None,
-) -> None:
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Machines: json, mermaid, dot, scxml, promela. Wire: toml, json.")
+    ] = None,
+) -> Job:
     """A machine or a wire revision, on standard output."""
     from .runtime.commands import export_text
 
-    sys.stdout.write(export_text(name, format_))
+    return lambda: _print(export_text(name, format_))
 
 
-@spec_app.command("check")
-def spec_check() -> None:
+@spec_app.command("check", short_help="Everything generated is up to date.")
+def spec_check() -> Job:
     """Everything generated from the declarations is up to date (else exit status 1)."""
     from .runtime.commands import stale
 
-    problems = stale()
-    for problem in problems:
-        typer.echo(problem)
-    typer.echo("the exports are up to date" if not problems else f"{len(problems)} problem(s)")
-    raise typer.Exit(1 if problems else 0)
+    def job() -> int:
+        problems = stale()
+        last = f"{len(problems)} problem(s)" if problems else "the exports are up to date"
+        _print("".join(f"{line}\n" for line in [*problems, last]))
+        return 1 if problems else 0
+
+    return job
+
+
+def _print(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
 
 
 def _fail(message: str) -> int:
@@ -163,13 +190,19 @@ def _fail(message: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit status."""
+    if sys.stdout is None:  # closed by whoever started us; what would be printed is not wanted
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # prompts and answers may hold what this terminal cannot show
     command: Callable[..., Any] = typer.main.get_command(app).main
     try:
-        status = command(args=None if argv is None else list(argv), prog_name="headrace", standalone_mode=False)
+        job = command(args=None if argv is None else list(argv), prog_name="headrace", standalone_mode=False)
+        status = job() if callable(job) else job
         sys.stdout.flush()
+        return status if isinstance(status, int) else 0
     except _CommandLineError as error:
-        describe: Callable[[], str] = getattr(error, "format_message", lambda: str(error))
-        return _fail(describe())
+        describe: Callable[[], str] | None = getattr(error, "format_message", None)
+        return _fail(str(error) if describe is None else describe())
     except (KeyboardInterrupt, typer.Abort):
         print("headrace: interrupted", file=sys.stderr)
         return 130
@@ -183,7 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, (HeadraceError, OSError)):
             raise
         return _fail(str(error))
-    return status if isinstance(status, int) else 0
 
 
 if __name__ == "__main__":

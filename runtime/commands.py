@@ -101,7 +101,9 @@ def _batch(frame: bytes, batch: BatchFrame, schema: WireSchema) -> Iterator[str]
         chunk = batch[i]
         low, high = int(batch.offsets[i]), int(batch.offsets[i + 1])
         reason = "goes on" if chunk.finish_reason is None else f"ends: {show(chunk.finish_reason.to_map())}"
-        scalars = "".join(f", {name} {show(value)}" for name, value in chunk.scalars.items() if value not in (None, 0, False))
+        scalars = "".join(
+            f", {name} {show(value)}" for name, value in chunk.scalars.items() if value not in (None, 0, False)
+        )
         yield f"  {show(chunk.rid)}: prompt {chunk.prompt_tokens} tokens, ids {low}..{high}{_ids(chunk.token_ids.tolist())}, {reason}{scalars}"
     if len(batch) > _ROWS:
         yield f"  … and {len(batch) - _ROWS} more requests"
@@ -134,7 +136,10 @@ def export_text(name: str, format: str | None) -> str:
     if kind == "machine":
         formats = {known: lambda known=known: export(MACHINES[which], known) for known in FORMATS}  # type: ignore[misc]
     else:
-        formats = {"toml": lambda: specs.path("wire", f"{which}.toml").read_text("utf-8"), "json": lambda: _wire_json(which)}
+        formats = {
+            "toml": lambda: specs.path("wire", f"{which}.toml").read_text("utf-8"),
+            "json": lambda: _wire_json(which),
+        }
     chosen = format if format is not None else next(iter(formats))
     if chosen not in formats:
         raise ValidationError(f"{name} has no format {show(chosen)}; known: {', '.join(formats)}")

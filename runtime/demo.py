@@ -14,7 +14,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 SCHEDULERS: Final = ("echo", "markov")
 _MOST_IN_FLIGHT: Final = 1024
 _LIVE_STEP_MS: Final = 20.0  # slow enough to be read, fast enough for 200 prompts in a few seconds
+_MOST_STEP_MS: Final = 60_000.0
 _REDRAW_S: Final = 0.1
 _TRACE_STEPS: Final = 1_000_000
 # The names under which tokenizers keep their end of sequence; which token ends a text is not in tokenizer.json itself.
@@ -93,6 +94,7 @@ class Board:
     clients: list[Client]
     began: float
     now: float
+    token_name: Callable[[int], str | None]
     stats: Any = None
     decoder: str = ""
     states: dict[str, int] = field(default_factory=dict)  # how many requests were in each state, in the table's order
@@ -114,26 +116,47 @@ def run(options: DemoOptions) -> int:
     """The whole command; returns its exit status. Raises HeadraceError or OSError for a mistake of the user."""
     if options.scheduler not in SCHEDULERS:
         raise ValidationError(f"--scheduler must be one of {', '.join(SCHEDULERS)}, not {show(options.scheduler)}")
+    if options.max_new_tokens >= options.context_len:
+        raise ValidationError(
+            f"--max-new-tokens {options.max_new_tokens} leaves no room for a prompt in a --context-len of {options.context_len}"
+        )
+    if options.step_ms is not None and not 0 <= options.step_ms <= _MOST_STEP_MS:
+        raise ValidationError(f"--step-ms must be in 0..{_MOST_STEP_MS:.0f}, not {options.step_ms}")
+    if options.text is not None and options.scheduler != "markov":
+        raise ValidationError("--text is what --scheduler markov learns from; echo has no use for it")
     live = not options.plain and sys.stdout.isatty()
     prompts = choose_prompts(read_prompts(options.file), options.prompts)
     # Checked as a whole before anything is started: every request has the same parameters but for its seed.
     params = [sampling(options, number) for number in range(len(prompts))]
-    tokenizer = load_tokenizer(options.tokenizer if options.tokenizer is not None else str(specs.path("data", "tokenizer.json")))
+    tokenizer = load_tokenizer(
+        options.tokenizer if options.tokenizer is not None else str(specs.path("data", "tokenizer.json"))
+    )
     config = _config(options, tokenizer)
-    params[0].normalize(vocab_size=tokenizer.get_vocab_size())
+    for extreme in (params[0], params[-1]):  # the seeds in between lie between theirs
+        extreme.normalize(vocab_size=tokenizer.get_vocab_size())
     model = _model(options, tokenizer) if options.scheduler == "markov" else None
+    tm = TokenizerManager(config)
     board = Board(
         title=f"headrace demo, {options.scheduler}, wire {options.wire}, {len(prompts)} prompts",
         clients=[Client(number, prompt) for number, prompt in enumerate(prompts)],
         began=time.monotonic(),
         now=time.monotonic(),
+        token_name=tokenizer.id_to_token,
     )
     step_ms = options.step_ms if options.step_ms is not None else _LIVE_STEP_MS if live else 0.0
+    scheduler = _scheduler(tm, options, model, tokenizer, step_ms / 1000)
+    clients = min(len(prompts), options.in_flight or min(config.ingress_ring_capacity, _MOST_IN_FLIGHT))
     try:
-        asyncio.run(_serve(board, config, options, params, model, tokenizer, step_ms / 1000, live))
+        asyncio.run(_serve(board, tm, scheduler, params, clients, live))
     except KeyboardInterrupt:
-        print("\n".join(summary_lines(board)), flush=True)
+        _finish(board, tm)
         raise
+    return _finish(board, tm)
+
+
+def _finish(board: Board, tm: TokenizerManager) -> int:
+    board.now = time.monotonic()
+    _read_trace(board, tm)
     print("\n".join(summary_lines(board)), flush=True)
     return 0 if board.outcomes()["completed"] == len(board.clients) and not board.violations else 1
 
@@ -148,6 +171,8 @@ def read_prompts(file: str | None) -> list[str]:
         if file is None:
             data = specs.path("data", "prompts.txt").read_bytes()
         elif file == "-":
+            if sys.stdin is None:
+                raise ValidationError("standard input is closed")
             data = sys.stdin.buffer.read()
         else:
             data = Path(file).read_bytes()
@@ -243,35 +268,27 @@ def _scheduler(
 
 
 async def _serve(
-    board: Board,
-    config: RuntimeConfig,
-    options: DemoOptions,
-    params: list[SamplingParams],
-    model: NgramModel | None,
-    tokenizer: Tokenizer,
-    step_s: float,
-    live: bool,
+    board: Board, tm: TokenizerManager, scheduler: Scheduler, params: list[SamplingParams], clients: int, live: bool
 ) -> None:
-    in_flight = options.in_flight or min(len(params), config.ingress_ring_capacity, _MOST_IN_FLIGHT)
     todo = iter(zip(board.clients, params, strict=True))
-    tm = TokenizerManager(config)
     try:
-        await _submit_all(tm, board, options, todo(tm, options, model, tokenizer, step_s):
+        async with tm:
+            scheduler.start()
             board.began = board.now = time.monotonic()
-            work = [asyncio.ensure_future(_client(tm, tokenizer, todo)) for _ in range(min(in_flight, len(params)))]
+            everyone = asyncio.gather(*(_client(tm, board, todo) for _ in range(clients)))
             watch = asyncio.ensure_future(_watch(tm, board, live))
-            everyone = asyncio.gather(*work)
             try:
                 # The watcher never ends by itself; if it does (the reader of a pipe went away), that is the demo's end.
                 await asyncio.wait((everyone, watch), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (everyone, watch):
-                    task.cancel()
-                await asyncio.gather(everyone, return_exceptions=True)
+                watch.cancel()
+                everyone.cancel()
+                with suppress(asyncio.CancelledError):
+                    await everyone
                 with suppress(asyncio.CancelledError):
                     await watch
-            with suppress(asyncio.CancelledError):
-                await everyone
+    finally:
+        scheduler.stop()  # after the manager: while that drains, there must be someone to hear its aborts
 
 
 def _read_trace(board: Board, tm: TokenizerManager) -> None:
@@ -289,7 +306,7 @@ def _read_trace(board: Board, tm: TokenizerManager) -> None:
     board.recorded_all = not tm.trace.full
 
 
-async def _client(tm: TokenizerManager, tokenizer: Tokenizer, todo: Any) -> None:
+async def _client(tm: TokenizerManager, board: Board, todo: Any) -> None:
     """Serves prompts from `todo`, one after the other, until there are none."""
     for client, params in todo:
         client.began = time.monotonic()
@@ -302,7 +319,7 @@ async def _client(tm: TokenizerManager, tokenizer: Tokenizer, todo: Any) -> None
                 client.tokens += len(chunk.token_ids)
                 client.prompt_tokens = chunk.prompt_tokens
                 if chunk.finish_reason is not None:
-                    client.reason = _words(chunk.finish_reason, tokenizer)
+                    client.reason = _words(chunk.finish_reason, board.token_name)
                     client.outcome = "completed"
         except HeadraceError as error:
             client.outcome = "refused" if isinstance(error, QueueFullError) else "failed"
@@ -339,9 +356,9 @@ async def _watch(tm: TokenizerManager, board: Board, live: bool) -> None:
             view.stop()
 
 
-def _words(reason: FinishReason, tokenizer: Tokenizer) -> str:
+def _words(reason: FinishReason, token_name: Callable[[int], str | None]) -> str:
     matched = reason.matched
     if matched is None:
         return type(reason).__name__.lower()
-    token = tokenizer.id_to_token(matched) if isinstance(matched, int) else None
-    return f"stop at {show(matched) if token is None else token}"
+    name = token_name(matched) if isinstance(matched, int) else None
+    return f"stop at {show(matched) if name is None else name}"

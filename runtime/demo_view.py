@@ -61,11 +61,13 @@ def summary_lines(board: Board) -> list[str]:
     """The summary, line by line."""
     outcomes = board.outcomes()
     ended = [client.ended for client in board.clients if client.ended is not None]
-    seconds = max(ended) - board.began if ended else 0.0
-    waits = [client.first - client.began for client in board.clients if client.first is not None and client.began is not None]
+    unfinished = len(board.clients) - sum(outcomes.values())
+    seconds = max(ended) - board.began if ended and not unfinished else board.now - board.began
+    waits = [
+        client.first - client.began for client in board.clients if client.first is not None and client.began is not None
+    ]
     tokens_in = sum(client.prompt_tokens for client in board.clients)
     speed = f"{board.tokens / seconds:,.0f}" if seconds > 0 else "-"
-    unfinished = len(board.clients) - sum(outcomes.values())
     parts = [f"{outcomes['completed']} completed", f"{outcomes['failed']} failed", f"{outcomes['refused']} refused"]
     if unfinished:
         parts.append(f"{unfinished} not finished")
@@ -144,7 +146,9 @@ class LiveView:
             ring = getattr(board.stats, name, None)
             if ring is not None:
                 full = min(_BAR, math.ceil(_BAR * ring.fill / ring.capacity))
-                table.add_row(name.replace("_", " "), f"{'█' * full}{'░' * (_BAR - full)} {ring.fill} of {ring.capacity}")
+                table.add_row(
+                    name.replace("_", " "), f"{'█' * full}{'░' * (_BAR - full)} {ring.fill} of {ring.capacity}"
+                )
         table.add_row("tokens", f"{board.tokens:,} out, {self._speed:,.0f}/s, {board.now - board.began:.1f} s")
         table.add_row("decoder", board.decoder or "-")
         return table

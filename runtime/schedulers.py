@@ -162,7 +162,12 @@ class Scheduler:
             self._waiting[str(message.rid)] = message
             return
         self.counters["refused"] += 1
-        reason = {"type": "abort", "message": "the scheduler's queue is full", "status_code": 503, "err_type": "queue_full"}
+        reason = {
+            "type": "abort",
+            "message": "the scheduler's queue is full",
+            "status_code": 503,
+            "err_type": "queue_full",
+        }
         self._push([str(message.rid)], [reason], [len(message.input_ids)], [0], _NO_IDS)
 
     def _abort(self, message: AbortMessage) -> None:
@@ -177,7 +182,12 @@ class Scheduler:
 
     def _control_answer(self, message: ControlMessage) -> bytes | None:
         if message.tag == "GetInternalStateReq":
-            state = {"running": self.running, "waiting": len(self._waiting), "max_batch": self.max_batch, **self.counters}
+            state = {
+                "running": self.running,
+                "waiting": len(self._waiting),
+                "max_batch": self.max_batch,
+                **self.counters,
+            }
             return msgspec.json.encode(state)
         if message.tag == "FlushCacheReqInput":
             return msgspec.json.encode({"success": True, "message": "there is no cache"})
@@ -248,7 +258,12 @@ class EchoScheduler(Scheduler):
     """
 
     def __init__(
-        self, port: SchedulerPort, *, eos_token_ids: Iterable[int] = (), tokenizer: Tokenizer | TextEngine | None = None, **options: Any
+        self,
+        port: SchedulerPort,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        tokenizer: Tokenizer | TextEngine | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(port, **options)
         self._eos = frozenset(eos_token_ids)
@@ -345,7 +360,12 @@ class EchoScheduler(Scheduler):
 
     def _keep(self, keep: list[bool]) -> None:
         rows = np.flatnonzero(keep)
-        self._begin, self._end, self._at, self._left = self._begin[rows], self._end[rows], self._at[rows], self._left[rows]
+        self._begin, self._end, self._at, self._left = (
+            self._begin[rows],
+            self._end[rows],
+            self._at[rows],
+            self._left[rows],
+        )
         at = rows.tolist()
         self._rids = [self._rids[i] for i in at]
         self._prompts = [self._prompts[i] for i in at]

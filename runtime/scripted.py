@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..codec.chunk import ChunkEvent
-from ..codec.finish import FinishReason
 from ..codec.encode import encode_batch
+from ..codec.finish import FinishReason
 from ..codec.ingress import AbortMessage, ControlMessage, GenerateMessage
 from ..codec.rid import Rid
 from .schedulers import Scheduler
