@@ -1,12 +1,12 @@
 """Stages, channels, rings, drivers, and the manager that composes them."""
 
 from ..fsm import AbortSource
+from .channel import PushResult
 from .config import RuntimeConfig
 from .handle import Chunk, Completion, RequestHandle, Usage
-from .manager import StepBatch, Stats, TokenizerManager
+from .manager import Stats, StepBatch, TokenizerManager
 from .port import SchedulerPort
 from .ring import egress_ring, ingress_ring
-from .channel import PushResult
 from .server_args import ServerArgs
 from .sink import EgressItem, SinkError
 

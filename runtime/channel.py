@@ -34,7 +34,7 @@ class Primitives(Protocol):
     def Condition(self, lock: Any = None) -> Any: ...
 
 
-DEFAULT_PRIMITIVES: Primitives = threading  # type: ignore[assignment]
+DEFAULT_PRIMITIVES: Primitives = threading
 
 
 class PushResult(enum.Enum):

@@ -6,7 +6,7 @@ here repeats one. A config that contradicts itself is refused by `checked()` bef
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -87,14 +87,17 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
                 field="num_reserved_tokens",
             )
         if self.vocab_size is not None and (type(self.vocab_size) is not int or self.vocab_size < 1):
-            raise ValidationError(f"vocab_size must be an integer of at least 1, not {show(self.vocab_size)}", field="vocab_size")
+            raise ValidationError(
+                f"vocab_size must be an integer of at least 1, not {show(self.vocab_size)}", field="vocab_size"
+            )
         for name in ("drain_timeout_s", "join_timeout_s", "control_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise ValidationError(f"{name} must be a finite number of at least 0, not {show(value)}", field=name)
         if self.tokenizer is None and not self.skip_tokenizer_init:
             raise ValidationError(
-                "no tokenizer is given: pass tokenizer=PATH, or skip_tokenizer_init=True to work on token ids only", field="tokenizer"
+                "no tokenizer is given: pass tokenizer=PATH, or skip_tokenizer_init=True to work on token ids only",
+                field="tokenizer",
             )
         if self.skip_tokenizer_init and self.vocab_size is None:
             raise ValidationError("vocab_size is required with skip_tokenizer_init=True", field="vocab_size")
@@ -130,5 +133,3 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         from .server_args import config_fields
 
         return cls(**{**config_fields(args), **overrides})
-
-

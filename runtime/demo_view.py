@@ -146,9 +146,9 @@ class LiveView:
             ring = getattr(board.stats, name, None)
             if ring is not None:
                 full = min(_BAR, math.ceil(_BAR * ring.fill / ring.capacity))
-                table.add_row(
-                    name.replace("_", " "), f"{'█' * full}{'░' * (_BAR - full)} {ring.fill} of {ring.capacity}"
-                )
+                on, off = "#." if self._console.options.ascii_only else "█░"
+                bar = f"{on * full}{off * (_BAR - full)} {ring.fill} of {ring.capacity}"
+                table.add_row(name.replace("_", " "), bar)
         table.add_row("tokens", f"{board.tokens:,} out, {self._speed:,.0f}/s, {board.now - board.began:.1f} s")
         table.add_row("decoder", board.decoder or "-")
         return table

@@ -164,7 +164,9 @@ class RequestHandle:
             while self._terminal is None:
                 taken = sink.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
                 if taken is None:
-                    raise TimeoutError(f"request {self._shown!a} has not finished within {timeout} s; it goes on running")
+                    raise TimeoutError(
+                        f"request {self._shown!a} has not finished within {timeout} s; it goes on running"
+                    )
                 self._absorb(taken)
         finally:
             with self._lock:
@@ -231,14 +233,18 @@ class RequestHandle:
 
     def _readable(self) -> Sink:
         if self._sink is None:
-            raise InternalError("a request of the step sink is delivered to on_step and cannot be read here", rid=self._shown)
+            raise InternalError(
+                "a request of the step sink is delivered to on_step and cannot be read here", rid=self._shown
+            )
         return self._sink
 
     def _begin(self) -> None:
         self._readable()
         with self._lock:
             if self._reading:
-                raise InternalError("this request is already being read; a handle has one reader at a time", rid=self._shown)
+                raise InternalError(
+                    "this request is already being read; a handle has one reader at a time", rid=self._shown
+                )
             self._reading = True
 
     def _end_reading(self) -> None:
@@ -271,7 +277,9 @@ class RequestHandle:
         if isinstance(self._terminal, EgressItem.Error) and not taken.chunks:
             return None
         finish = self._terminal.finish_reason if isinstance(self._terminal, EgressItem.Done) else None
-        return Chunk(taken.text, taken.token_ids, finish, self._prompt_tokens, self._count, join_extras(taken.extras), self._meta)
+        return Chunk(
+            taken.text, taken.token_ids, finish, self._prompt_tokens, self._count, join_extras(taken.extras), self._meta
+        )
 
     def _raise_error(self) -> None:
         if isinstance(self._terminal, EgressItem.Error):

@@ -55,7 +55,9 @@ class LiveTable:
             if len(self._lives) + len(lives) > self._max_live:
                 raise QueueFullError(f"{self._max_live} requests are live, which is the limit; try again later")
             if self._nbytes + ring_bytes + nbytes > self._max_bytes:
-                raise QueueFullError(f"{self._max_bytes} bytes of requests are waiting, which is the limit; try again later")
+                raise QueueFullError(
+                    f"{self._max_bytes} bytes of requests are waiting, which is the limit; try again later"
+                )
             for life in lives:
                 self._lives[life.rid] = life
                 self._bytes[life.rid] = life.nbytes

@@ -110,7 +110,9 @@ class TokenizerManager:
         self._engine = TextEngine(tokenizer)
         self._backend = None if tokenizer is None else TokenizersBackend(tokenizer)
         vocab_size = config.vocab_size if config.vocab_size is not None else self._engine.vocab_limit
-        self._rules = config.rules(vocab_size, max_token_bytes=None if tokenizer is None else max_token_bytes(tokenizer))
+        self._rules = config.rules(
+            vocab_size, max_token_bytes=None if tokenizer is None else max_token_bytes(tokenizer)
+        )
         self.trace: Trace | None = Trace(config.trace_capacity) if config.trace else None
         record = None if self.trace is None else self.trace.record
         self._pipeline = Pipeline(self.config, self._schema, self._rules, self._engine, self._backend, record=record)
@@ -387,9 +389,13 @@ class TokenizerManager:
         if sink not in ("handle", "step"):
             raise ValidationError(f"sink must be 'handle' or 'step', not {show(sink)}", field="sink")
         if deadline_s is not None and (
-            isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not 0 <= deadline_s < float("inf")
+            isinstance(deadline_s, bool)
+            or not isinstance(deadline_s, (int, float))
+            or not 0 <= deadline_s < float("inf")
         ):
-            raise ValidationError(f"deadline_s must be a finite number of at least 0, not {show(deadline_s)}", field="deadline_s")
+            raise ValidationError(
+                f"deadline_s must be a finite number of at least 0, not {show(deadline_s)}", field="deadline_s"
+            )
         if batch:
             self._check_batch(requests)
         admitted = [admit(request, self._rules, self._schema) for request in requests]
@@ -423,7 +429,9 @@ class TokenizerManager:
 
     def _make(self, request: NormalizedRequest, sink: str) -> tuple[Life, RequestHandle]:
         rid = request.rid
-        life = self._life(rid, Kind.GENERATE, request=request, ids=request.input_ids, stream=request.stream, nbytes=request.nbytes)
+        life = self._life(
+            rid, Kind.GENERATE, request=request, ids=request.input_ids, stream=request.stream, nbytes=request.nbytes
+        )
         if sink == "step":
             life.sink = None
         handle = RequestHandle(str(rid), rid.client_facing, life.sink, self._pipeline.abort, self._forgotten.put)
@@ -444,7 +452,9 @@ class TokenizerManager:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise InternalError("this manager was made in another process; threads do not survive a fork, so make one here")
+            raise InternalError(
+                "this manager was made in another process; threads do not survive a fork, so make one here"
+            )
 
     # -- control, decode, health ----------------------------------------------------------------------------------------------
 
@@ -526,7 +536,10 @@ class TokenizerManager:
         probe: Life | None = None
         try:
             request = GenerateRequest(
-                input_ids=[0], sampling_params={"temperature": 0, "max_new_tokens": 1}, rid=Rid.health_check(), stream=False
+                input_ids=[0],
+                sampling_params={"temperature": 0, "max_new_tokens": 1},
+                rid=Rid.health_check(),
+                stream=False,
             )
             probe, _handle = self._make(admit(request, self._rules, self._schema), "handle")
             _handle.forget()
@@ -616,7 +629,9 @@ class TokenizerManager:
             callback(batch)
         except Exception as fault:
             # a user's code on our thread: the stage lives on, and what the callback may have lost is ended
-            _LOG.error("the on_step callback failed with %s; its requests are aborted", type(fault).__name__, exc_info=fault)
+            _LOG.error(
+                "the on_step callback failed with %s; its requests are aborted", type(fault).__name__, exc_info=fault
+            )
             for handle in batch.handles:
                 handle.abort()
 

@@ -113,7 +113,9 @@ class NgramModel:
         low, high, table = longest
         return self._ids[table.followers[low:high]], table.counts[low:high]
 
-    def sample(self, context: Sequence[int], how: Sampling, random: Random, banned: frozenset[int] = frozenset()) -> int:
+    def sample(
+        self, context: Sequence[int], how: Sampling, random: Random, banned: frozenset[int] = frozenset()
+    ) -> int:
         """One next token id. `banned` tokens are not drawn, except where the text holds no other token at all."""
         tokens, weights = self.followers(context)
         for n in range(self.order, -1, -1) if banned else ():
@@ -122,7 +124,9 @@ class NgramModel:
             if keep.any():
                 tokens, weights = tokens[keep], weights[keep]
                 break
-        draw = random.random()  # drawn also where there is no choice: the stream of numbers then depends on the position alone
+        draw = (
+            random.random()
+        )  # drawn also where there is no choice: the stream of numbers then depends on the position alone
         n = tokens.size
         if n > how.top_k:
             n = how.top_k  # most frequent first, and no temperature changes that order

@@ -109,7 +109,9 @@ class Pipeline:
         self.workers = [TokenizerWorker(backend) for _ in self.worker_bells] if backend else []
         self.dispatcher = Dispatcher(schema, shards=shards, seed=config.shard_seed)
         self.shards = [
-            Shard(engine, capacity=config.max_live_requests, output_limit=config.context_len, index=index, record=record)
+            Shard(
+                engine, capacity=config.max_live_requests, output_limit=config.context_len, index=index, record=record
+            )
             for index in range(shards)
         ]
         self._scheduler_gone = False
@@ -235,7 +237,9 @@ class Pipeline:
         hub = self.hubs[index]
         refused_rows: list[int] = []
         for rows, texts_of, ids_of, texts, ids in out.columns:
-            refused_rows.extend(rows[at] for at in hub.put_columns(texts_of, ids_of, texts, ids, self.config.sink_capacity))
+            refused_rows.extend(
+                rows[at] for at in hub.put_columns(texts_of, ids_of, texts, ids, self.config.sink_capacity)
+            )
         refused: dict[int, SinkError] = {}
         pairs: list[tuple[Sink, Any]] = []
         where: list[int] = []
@@ -274,8 +278,8 @@ class Pipeline:
             if not result:
                 # the only producer saw this room before the step, so the ring can only have been closed since
                 self._commit_ingress(self.ingress.step("refused", lives, self.facts()))
-        for life, message in out.aborts:
-            took = bool(self.ring_in.try_push(message))  # there was room, so a refusal means closed
+        for life, abort in out.aborts:
+            took = bool(self.ring_in.try_push(abort))  # there was room, so a refusal means closed
             self._commit_ingress(self.ingress.step("paid", (life, took), self.facts()))
         for life, item in out.terminals:
             self._tell(life, item)

@@ -63,7 +63,7 @@ class _Core(Generic[T]):
         self._size_of = size_of
         self._items: deque[T] = deque()
         self._nbytes = 0
-        self._state: int = RING.initial
+        self._state: RingState = RING.initial
         self._producer_gone = False
         self._consumer_gone = False
         self._parked_consumers = 0
@@ -202,7 +202,12 @@ class _Core(Generic[T]):
     def facts(self) -> RingFacts:
         with self.lock:
             return RingFacts(
-                len(self._items), self._capacity, self._nbytes, RingState(self._state), self._producer_gone, self._consumer_gone
+                len(self._items),
+                self._capacity,
+                self._nbytes,
+                self._state,
+                self._producer_gone,
+                self._consumer_gone,
             )
 
 

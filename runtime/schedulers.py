@@ -89,8 +89,8 @@ class Scheduler:
         True if anything was done. Never waits for requests; parks only while the egress ring is full.
         """
         took = self._take()
-        self._admit()
-        return self._produce() or took
+        joined = self._admit()
+        return self._produce() or took or joined
 
     def run(self) -> None:
         """Steps until the port closes or `stop()` is called, then closes the port. A fault ends it the same way and is raised."""
@@ -200,12 +200,13 @@ class Scheduler:
         else:
             self.port.push_error(str(message.rid), message.message)
 
-    def _admit(self) -> None:
+    def _admit(self) -> bool:
+        """Lets requests join while there is room; True if one did (it may have ended at once, so that none runs)."""
         room = self.max_batch - self.running
-        if room <= 0 or not self._waiting:
-            return
-        for rid in list(self._waiting)[:room]:
+        joining = list(self._waiting)[:room] if room > 0 and self._waiting else []
+        for rid in joining:
             self._join(rid, self._waiting.pop(rid))
+        return bool(joining)
 
     # ---- what goes out
 
@@ -392,7 +393,9 @@ class EchoScheduler(Scheduler):
         if self._until == 0:
             for i in np.flatnonzero(self._left == 0).tolist():
                 finishes = finishes if finishes is not None else [None] * n
-                finishes[i] = self._reasons[i]  # a limit reached outranks a stop completed by the same token
+                # A limit reached by this token outranks a stop that it completes; that outranks the prompt's end.
+                if finishes[i] is None or self._reasons[i]["type"] == "length":
+                    finishes[i] = self._reasons[i]
             over = self._at == self._end
             self._at[over] = self._begin[over]
         if finishes is not None:

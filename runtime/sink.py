@@ -106,7 +106,12 @@ class Hub:
         self.parked: dict[Sink, None] = {}
 
     def put_columns(
-        self, texts_of: Sequence[list[str]], ids_of: Sequence[array[int]], texts: Sequence[str], ids: Sequence[int], capacity: int
+        self,
+        texts_of: Sequence[list[str]],
+        ids_of: Sequence[array[int]],
+        texts: Sequence[str],
+        ids: Sequence[int],
+        capacity: int,
     ) -> list[int]:
         """One step's plain deltas: `texts[i]` and the single id `ids[i]` go to the waiting lists of sink i (`Sink.waiting`).
 
@@ -114,7 +119,7 @@ class Hub:
         hundreds of requests a step this is where the time goes.
         """
         with self.lock:
-            if max(map(len, texts_of)) < capacity:
+            if max(map(len, texts_of), default=0) < capacity:
                 refused = []
                 deque(map(list.append, texts_of, texts), 0)
                 deque(map(array.append, ids_of, ids), 0)
@@ -201,7 +206,7 @@ class Sink:
     def __init__(self, hub: Hub, capacity: int) -> None:
         self._hub = hub
         self._capacity = capacity
-        self._state: int = SINK.initial
+        self._state: SinkState = SINK.initial
         self._texts: list[str] = []
         self._ids = array("q")
         self._extras: list[Extras] = []
@@ -223,7 +228,9 @@ class Sink:
             self._state = SINK.next(self._state, SinkEvent.PUT)
             return None
         if isinstance(item, EgressItem.Error):
-            self._state = SINK.next(self._state, SinkEvent.OVERFLOW if item.error.code == "slow_client" else SinkEvent.PUT_ERROR)
+            self._state = SINK.next(
+                self._state, SinkEvent.OVERFLOW if item.error.code == "slow_client" else SinkEvent.PUT_ERROR
+            )
         else:
             if isinstance(item, EgressItem.Done):
                 frame = item.frame
@@ -326,20 +333,15 @@ class Sink:
                 self._texts.clear()
                 del self._ids[:]
                 self._extras = []
-                # a parked reader (another thread) learns that the stream is closed
-                if self in self._hub.parked:
-                    loops = self._hub._wake()
-                else:
-                    loops = ()
-            else:
-                loops = ()
+            # a parked reader (another thread) learns that the stream is closed
+            loops = self._hub._wake() if was_open and self in self._hub.parked else ()
         _wake_loops(loops)
         return was_open
 
     @property
     def state(self) -> SinkState:
         with self._hub.lock:
-            return SinkState(self._state)
+            return self._state
 
     @property
     def pending(self) -> int:

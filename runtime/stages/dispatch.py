@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-
 from ...codec import BatchFrame, ControlResult, FrameError, RequestFailure, WireSchema, decode_frame
 from ...codec.errors import InternalError
 from ...codec.rid import shard_of
@@ -34,7 +33,14 @@ class Batch(Message):
 
     def key(self) -> tuple[Any, ...]:
         frame = self.frame
-        return ("Batch", tuple(frame.rids), frame.token_ids.tobytes(), frame.offsets.tobytes(), repr(frame.finish_reasons), self.rows and tuple(self.rows))
+        return (
+            "Batch",
+            tuple(frame.rids),
+            frame.token_ids.tobytes(),
+            frame.offsets.tobytes(),
+            repr(frame.finish_reasons),
+            self.rows and tuple(self.rows),
+        )
 
 
 class Result(Message):
@@ -93,7 +99,12 @@ class Dispatcher:
 
     def _rejected(self, error: FrameError) -> list[tuple[int, Message]]:
         self._count("frames_rejected")
-        _LOG.error("a frame was rejected: %s (%d requests named, list %s)", error.reason, len(error.rids), "complete" if error.rids_complete else "incomplete")
+        _LOG.error(
+            "a frame was rejected: %s (%d requests named, list %s)",
+            error.reason,
+            len(error.rids),
+            "complete" if error.rids_complete else "incomplete",
+        )
         told = InternalError("the scheduler sent a malformed frame")
         if error.reason in ("empty", "unknown_tag") or error.names_nobody:
             return []
@@ -115,5 +126,3 @@ class Dispatcher:
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1
-
-

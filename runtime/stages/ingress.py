@@ -87,7 +87,13 @@ class Ingress:
     __slots__ = ("_record", "_rules", "_schema", "_seed", "_shards", "entries", "owed")
 
     def __init__(
-        self, schema: WireSchema, rules: AdmissionRules, *, shards: int = 1, seed: int = 0, record: Recorder | None = None
+        self,
+        schema: WireSchema,
+        rules: AdmissionRules,
+        *,
+        shards: int = 1,
+        seed: int = 0,
+        record: Recorder | None = None,
     ) -> None:
         self._schema = schema
         self._rules = rules
@@ -119,7 +125,8 @@ class Ingress:
         elif lane == "refused":
             self._refused(message, out)
         elif lane == "paid":
-            self._paid(*message, out)
+            life, took = message
+            self._paid(life, took, out)
         else:
             raise ValueError(f"ingress has no lane {lane!r}")
         return out
@@ -144,7 +151,8 @@ class Ingress:
                 self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
                 return
             request = life.request
-            assert request is not None and request.text is not None
+            assert request is not None
+            assert request.text is not None
             jobs.append(Job(life.rid, request.text, request.add_special_tokens))
         if len(jobs) > facts.pool_room:
             out.counts.append("refused_pool_full")
@@ -264,7 +272,8 @@ class Ingress:
             message: IngressMessage = life.message
             return message
         request, ids = life.request, life.ids
-        assert request is not None and ids is not None
+        assert request is not None
+        assert ids is not None
         fit: Fit = fit_length(len(ids), request, self._rules)
         if fit.n_input < len(ids):
             ids = ids[: fit.n_input]
@@ -294,7 +303,9 @@ class Ingress:
             else:
                 named = "" if cause.shown_rid is None else f" {show(cause.shown_rid)}"
                 kind = ValidationError if error.http_status < 500 else type(error)
-                self._fail(life, kind(f"not admitted, because item{named} of the same batch was refused: {error.message}"), out)
+                self._fail(
+                    life, kind(f"not admitted, because item{named} of the same batch was refused: {error.message}"), out
+                )
 
     def _finish(self, life: Life, error: HeadraceError, out: Outbox) -> None:
         self.entries.pop(life.rid, None)

@@ -18,7 +18,16 @@ import numpy as np
 
 from ...codec.admission import NormalizedRequest
 from ...codec.errors import HeadraceError
-from ...fsm import ABORT, ABORT_EVENTS, REQUEST, AbortEvent, AbortSource, RequestEvent
+from ...fsm import (
+    ABORT,
+    ABORT_EVENTS,
+    REQUEST,
+    AbortEvent,
+    AbortSource,
+    AbortState,
+    RequestEvent,
+    RequestState,
+)
 from ..sink import EgressItem, Sink
 
 Recorder = Callable[[str, str, int, int, int, str], None]
@@ -83,8 +92,8 @@ class Life:
         self.stream = stream
         self.nbytes = nbytes
         self.group: Group | None = None
-        self.state: int = REQUEST.initial
-        self.abort: int = ABORT.initial
+        self.state: RequestState = REQUEST.initial
+        self.abort: AbortState = ABORT.initial
         self.abort_source: AbortSource | None = None
         self.taken = False  # guarded by the inbox's lock
         self.withdrawn = False  # guarded by the inbox's lock
@@ -149,7 +158,7 @@ def want_abort(life: Life, source: AbortSource, stage: str, record: Recorder | N
 class Message:
     """Base of what travels on the lanes: plain data with a key."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def key(self) -> tuple[Any, ...]:
         return (type(self).__name__, *(_key(getattr(self, name)) for name in self.__slots__))

@@ -53,7 +53,14 @@ class StepRow:
 
     __slots__ = ("error", "finish_reason", "text", "token", "token_ids")
 
-    def __init__(self, token: Any, text: str, token_ids: np.ndarray[Any, Any], finish_reason: FinishReason | None, error: HeadraceError | None) -> None:
+    def __init__(
+        self,
+        token: Any,
+        text: str,
+        token_ids: np.ndarray[Any, Any],
+        finish_reason: FinishReason | None,
+        error: HeadraceError | None,
+    ) -> None:
         self.token = token
         self.text = text
         self.token_ids = token_ids
@@ -79,10 +86,40 @@ class ShardOut:
         self.counts[name] = self.counts.get(name, 0) + times
 
 
+class _Group:
+    """Rows of one batch that are served alike: their positions in it (None: all), and the lists that their output goes to."""
+
+    __slots__ = ("ids", "positions", "rows", "texts")
+
+    def __init__(self, positions: Any, rows: list[int], texts: list[list[str]] | None, ids: list[array[int]]) -> None:
+        self.positions = positions
+        self.rows = rows
+        self.texts = texts  # None: non-streaming, only ids are kept
+        self.ids = ids
+
+
+class _Plan:
+    """What was looked up for one batch of rids (see `Shard._look_up`)."""
+
+    __slots__ = ("all_fast", "changes", "column", "distinct", "groups", "headroom", "rids", "rows")
+
+    def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
+        self.changes = changes
+        self.rids = rids
+        self.rows = rows
+        self.column = column
+        self.distinct = distinct  # no live request stands twice in the batch
+        self.all_fast = False
+        self.groups: list[_Group] = []
+        self.headroom = 0
+
+
 class Shard:
     """See the module's head. `capacity` is the most requests that can be live (rows of the columns)."""
 
-    def __init__(self, engine: TextEngine, *, capacity: int, output_limit: int, index: int = 0, record: Recorder | None = None) -> None:
+    def __init__(
+        self, engine: TextEngine, *, capacity: int, output_limit: int, index: int = 0, record: Recorder | None = None
+    ) -> None:
         self._engine = engine
         self._capacity = capacity
         self._output_limit = output_limit
@@ -104,11 +141,9 @@ class Shard:
         self._options: list[Any] = [None] * (capacity + 1)
         self._ids: list[Any] = [None] * (capacity + 1)  # array("q") of a non-streaming request's ids so far
         self._extras: list[Any] = [None] * (capacity + 1)
-        # The rows of the last batch, good while neither its rids nor the table have changed. A cache: no part of the state.
-        self._table_changes = 0
-        self._last_table = -1
-        self._last_rids: list[str] = []
-        self._last: tuple[list[int], Any, bool] = ([], np.empty(0, dtype=np.intp), True)
+        # How the last batch was served, good while neither its rids nor the table have changed. A cache: no part of the state.
+        self._changes = 0
+        self._plan = _Plan(-1, [], [], np.empty(0, dtype=np.intp), True)
 
     def key(self) -> tuple[Any, ...]:
         """The whole state, hashable."""
@@ -133,8 +168,8 @@ class Shard:
     def live(self) -> dict[str, int]:
         """Live requests by state name."""
         rows = list(self._rows.values())
-        counts = np.bincount(self._state_column[rows], minlength=len(RequestState)) if rows else []
-        return {RequestState(state).name: int(count) for state, count in enumerate(counts) if count}
+        counts: list[int] = np.bincount(self._state_column[rows]).tolist() if rows else []
+        return {RequestState(state).name: count for state, count in enumerate(counts) if count}
 
     # -- the entry point -------------------------------------------------------------------------------------------------
 
@@ -172,8 +207,8 @@ class Shard:
         for row in refused_rows:
             self._overflow(row, after)
         for index, (life, item) in enumerate(out.items):
-            row = self._rows.get(life.rid)
-            if row is None or self._lives[row] is not life:
+            row = self._rows.get(life.rid, -1)
+            if row < 0 or self._lives[row] is not life:
                 continue  # its end was settled by an earlier item of this step
             why = refused.get(index)
             if why is SinkError.FULL:
@@ -186,83 +221,135 @@ class Shard:
     # -- frames ----------------------------------------------------------------------------------------------------------
 
     def _frame(self, frame: BatchFrame, selected: list[int] | None, out: ShardOut) -> None:
-        indices: Sequence[int] = range(len(frame.rids)) if selected is None else selected
+        count = len(frame.rids) if selected is None else len(selected)
         rids = frame.rids if selected is None else [frame.rids[index] for index in selected]
-        if rids != self._last_rids or self._last_table != self._table_changes:
-            # A batch seldom changes between two steps: its look-up is kept until it or the table does.
-            rows = list(map(self._rows.get, rids, repeat(-1)))
-            known = [row for row in rows if row >= 0]
-            self._last_rids, self._last_table = rids, self._table_changes
-            self._last = (rows, np.array(rows, dtype=np.intp), len(set(known)) == len(known))
-        rows, row_column, distinct = self._last
-        if len(rows) < _SMALL or not distinct or frame.has_extras:
-            self._general(frame, indices, rows, out, together=distinct)
-            return
+        indices: Sequence[int] = range(count) if selected is None else selected
+        plan = self._plan
+        if plan.changes != self._changes or plan.rids != rids:
+            plan = self._plan = self._look_up(rids)
+        if not plan.distinct or frame.has_extras:
+            self._general(frame, indices, plan.rows, out, together=plan.distinct)
+        elif (
+            plan.all_fast
+            and selected is None
+            and not frame.finished
+            and len(frame.token_ids) == count
+            and bool((frame.offsets == _ramp(count + 1)).all())
+            and self._has_headroom(plan)
+        ):
+            # The common step: one id for every request, nothing special anywhere.
+            plan.headroom -= 1
+            self._move(plan.column)
+            for group in plan.groups:
+                ids = frame.token_ids if group.positions is None else frame.token_ids[group.positions]
+                for at in self._deliver(group, ids.tolist(), out):
+                    self._text(group.rows[at], frame, at if group.positions is None else int(group.positions[at]), out)
+        elif count < _SMALL:
+            plan.headroom -= len(frame.token_ids)
+            self._general(frame, indices, plan.rows, out, together=True)
+        else:
+            self._mixed(frame, selected, indices, plan, out)
 
+    def _mixed(
+        self, frame: BatchFrame, selected: list[int] | None, indices: Sequence[int], plan: _Plan, out: ShardOut
+    ) -> None:
+        """A step in which some requests are special: those one by one, the others in columns."""
         lengths = frame.lengths if selected is None else frame.lengths[selected]
-        single = lengths == 1
+        plan.headroom -= int(lengths.max())
+        fast = lengths == 1
         if frame.finished:
-            if selected is None:
-                single[frame.finished] = False
-            else:
-                single &= ~np.isin(np.asarray(selected), frame.finished)
+            finished = np.zeros(len(frame.rids), dtype=bool)
+            finished[frame.finished] = True
+            fast &= ~(finished if selected is None else finished[selected])
         # a row at its limit takes the general path, which ends it with the reason
-        single &= self._produced[row_column] < self._output_limit
+        fast &= self._produced[plan.column] < self._output_limit
         starts = frame.offsets[:-1] if selected is None else frame.offsets[selected]
-        left = ~single
-        for column, deliver in ((self._streams, self._plain), (self._quiet, self._append)):
-            fast = single & column[row_column]
-            if not fast.any():
-                left |= single & column[row_column]
+        left = np.ones(len(plan.rows), dtype=bool)
+        for flags, quiet in ((self._streams, False), (self._quiet, True)):
+            positions = np.flatnonzero(fast & flags[plan.column])
+            if not len(positions):
                 continue
-            chosen = row_column[fast]
-            after, illegal = REQUEST.apply_batch(self._state_column[chosen], RequestEvent.CHUNK)
-            assert not illegal.any()  # both columns are only ever true for STREAMING rows
-            self._state_column[chosen] = after
-            if self._record is not None:
-                self._record_chunks(chosen, after)
-            self._produced[chosen] += 1
-            slow = deliver(chosen.tolist(), frame.token_ids[starts[fast]].tolist(), out)
-            if slow:
-                # states and counts of these are done: only their text takes the long way
-                positions = np.flatnonzero(fast)
-                for at in slow:
-                    index = indices[int(positions[at])]
-                    self._text(rows[int(positions[at])], frame, index, out)
-            single &= ~fast
-        left |= single
+            left[positions] = False
+            column = plan.column[positions]
+            self._move(column)
+            group = self._group(positions, column.tolist(), quiet)
+            for at in self._deliver(group, frame.token_ids[starts[positions]].tolist(), out):
+                self._text(group.rows[at], frame, indices[int(positions[at])], out)
         if left.any():
             where = np.flatnonzero(left).tolist()
-            self._general(frame, [indices[at] for at in where], [rows[at] for at in where], out, together=True)
+            self._general(frame, [indices[at] for at in where], [plan.rows[at] for at in where], out, together=True)
 
-    def _plain(self, rows: list[int], ids: list[int], out: ShardOut) -> Sequence[int]:
-        """Deltas of rows that stream plain text, one id each. Returns the positions whose text needs the general path."""
+    def _look_up(self, rids: list[str]) -> _Plan:
+        """The rows of a batch and how each can be served. Kept while the batch and the table stay what they are."""
+        rows = list(map(self._rows.get, rids, repeat(-1)))
+        known = [row for row in rows if row >= 0]
+        column = np.array(rows, dtype=np.intp)
+        plan = _Plan(self._changes, rids, rows, column, len(set(known)) == len(known))
+        streams, quiet = self._streams[column], self._quiet[column]
+        plan.all_fast = bool(rows) and bool((streams | quiet).all())
+        if plan.all_fast:
+            if streams.all() or quiet.all():
+                plan.groups = [self._group(None, rows, bool(quiet[0]))]
+            else:
+                plan.groups = [
+                    self._group(positions := np.flatnonzero(flags), column[positions].tolist(), flags is quiet)
+                    for flags in (streams, quiet)
+                ]
+        return plan
+
+    def _group(self, positions: Any, rows: list[int], quiet: bool) -> _Group:
+        if quiet:
+            return _Group(positions, rows, None, [self._ids[row] for row in rows])
+        texts, ids = self._waiting_texts, self._waiting_ids
+        return _Group(positions, rows, [texts[row] for row in rows], [ids[row] for row in rows])
+
+    def _has_headroom(self, plan: _Plan) -> bool:
+        """Whether every row may still produce a token; counted down, and looked up anew only when it runs out."""
+        if plan.headroom < 1:
+            plan.headroom = self._output_limit - int(self._produced[plan.column].max())
+        return plan.headroom >= 1
+
+    def _move(self, column: Any) -> None:
+        """One CHUNK for each of these rows, which are all STREAMING, and one more token produced."""
+        after, illegal = REQUEST.apply_batch(self._state_column[column], RequestEvent.CHUNK)
+        if (
+            illegal.any()
+        ):  # cannot be: both flags are only ever true for STREAMING rows. A stage that finds it can be must stop.
+            raise InternalError("a row that is not streaming was taken for one that is")
+        self._state_column[column] = after
+        self._produced[column] += 1
+        if self._record is not None:
+            self._record_chunks(column, after)
+
+    def _deliver(self, group: _Group, ids: list[int], out: ShardOut) -> Sequence[int]:
+        """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
+        if group.texts is None:  # non-streaming: the ids are kept, and that is all until the terminal chunk
+            deque(map(array.append, group.ids, ids), 0)
+            return ()
         texts = self._engine.feed_plain(ids)
-        slow: list[int] = []
-        if None in texts:
-            slow = [at for at, text in enumerate(texts) if text is None]
-            keep = [at for at, text in enumerate(texts) if text is not None]
-            rows = [rows[at] for at in keep]
-            ids = [ids[at] for at in keep]
-            texts = [texts[at] for at in keep]
-        waiting_texts, waiting_ids = self._waiting_texts, self._waiting_ids
+        if None not in texts:
+            out.columns.append((group.rows, group.texts, group.ids, texts, ids))  # type: ignore[arg-type]
+            return ()
+        keep = [at for at, text in enumerate(texts) if text is not None]
         out.columns.append(
-            (rows, [waiting_texts[row] for row in rows], [waiting_ids[row] for row in rows], texts, ids)  # type: ignore[arg-type]
+            (
+                [group.rows[at] for at in keep],
+                [group.texts[at] for at in keep],
+                [group.ids[at] for at in keep],
+                [texts[at] for at in keep],  # type: ignore[misc]
+                [ids[at] for at in keep],
+            )
         )
-        return slow
-
-    def _append(self, rows: list[int], ids: list[int], out: ShardOut) -> Sequence[int]:
-        """Non-streaming rows: their ids are kept and nothing else is done until the terminal chunk."""
-        arrays = self._ids
-        deque(map(array.append, [arrays[row] for row in rows], ids), 0)
-        return ()
+        return [at for at, text in enumerate(texts) if text is None]
 
     def _text(self, row: int, frame: BatchFrame, index: int, out: ShardOut) -> None:
         """The general text path of one row whose states and counts are already moved."""
         ids = frame.token_ids[frame.offsets[index] : frame.offsets[index + 1]]
         self._feed([(row, index, ids)], frame, out)
 
-    def _general(self, frame: BatchFrame, indices: Sequence[int], rows: Sequence[int], out: ShardOut, *, together: bool) -> None:
+    def _general(
+        self, frame: BatchFrame, indices: Sequence[int], rows: Sequence[int], out: ShardOut, *, together: bool
+    ) -> None:
         """One row after the other; the text of all running chunks is fed in one call where no request is named twice."""
         offsets = frame.offsets
         finishes = frame.finish_reasons if frame.finished else None
@@ -282,7 +369,9 @@ class Shard:
             ids = frame.token_ids[offsets[index] : offsets[index + 1]]
             self._produced[row] += len(ids)
             if self._produced[row] > self._output_limit:
-                told = f"the scheduler produced more than {self._output_limit} tokens, the context length, for one request"
+                told = (
+                    f"the scheduler produced more than {self._output_limit} tokens, the context length, for one request"
+                )
                 self._fail(row, InternalError(told), out, owed=finish is None)
             elif finish is None:
                 running.append((row, index, ids))
@@ -318,7 +407,7 @@ class Shard:
             else:
                 self._ids[row].frombytes(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
                 self._keep_extras(row, frame, index)
-                self._quiet[row] = True
+                self._set_fast(row, False, True)
         if not streamed:
             return
         lengths = [len(ids) for _, _, ids in streamed]
@@ -335,16 +424,15 @@ class Shard:
                 continue
             life = self._lives[row]
             self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
-            self._streams[row] = life.sink is not None and self._texts[row].plain
+            self._set_fast(row, life.sink is not None and self._texts[row].plain, False)
 
     def _final(self, row: int, frame: BatchFrame, index: int, ids: Any, finish: FinishReason, out: ShardOut) -> None:
         """The terminal chunk: flush, cut, and one terminal item, which `settle` turns into COMPLETED."""
         life = self._lives[row]
-        self._streams[row] = self._quiet[row] = False
-        status = finish.abort_status if isinstance(finish, Abort) else None
-        if status is not None:
-            told = finish.message if isinstance(finish.message, str) else "the scheduler aborted the request"  # type: ignore[union-attr]
-            error = AbortedByScheduler(told, http_status=status, err_type=finish.err_type)  # type: ignore[union-attr]
+        self._set_fast(row, False, False)
+        if isinstance(finish, Abort) and finish.abort_status is not None:
+            told = finish.message or "the scheduler aborted the request"
+            error = AbortedByScheduler(told, http_status=finish.abort_status, err_type=finish.err_type)
             self._fail(row, error, out, owed=False)
             return
         try:
@@ -401,6 +489,11 @@ class Shard:
         # kept in `items` for the step sink too: `settle` completes a request when its terminal item is out
         out.items.append((life, item))
 
+    def _set_fast(self, row: int, streams: bool, quiet: bool) -> None:
+        if self._streams[row] != streams or self._quiet[row] != quiet:
+            self._streams[row], self._quiet[row] = streams, quiet
+            self._changes += 1
+
     # -- everything but frames ---------------------------------------------------------------------------------------------
 
     def _register(self, life: Life, out: ShardOut) -> None:
@@ -409,7 +502,7 @@ class Shard:
             return
         row = self._free.pop()  # cannot be empty: a slot was booked for every live request at admission
         self._rows[life.rid] = row
-        self._table_changes += 1
+        self._changes += 1
         self._lives[row] = life
         if life.sink is not None:
             self._waiting_texts[row], self._waiting_ids[row] = life.sink.waiting()
@@ -434,12 +527,17 @@ class Shard:
     def _detokenize(self, life: Life, out: ShardOut) -> None:
         """Answered here and never by the ring; needs no row."""
         item: Terminal
+        assert life.ids is not None
         try:
             item = EgressItem.Data(self._engine.decode(life.ids, skip_special_tokens=True))
             event = RequestEvent.RESULT
         except Exception as fault:
             # foreign decoder on a client's ids: the answer is a 500 for this request whatever was raised
-            error = fault if isinstance(fault, HeadraceError) else DetokenizeError(f"decoding failed: {type(fault).__name__}")
+            error = (
+                fault
+                if isinstance(fault, HeadraceError)
+                else DetokenizeError(f"decoding failed: {type(fault).__name__}")
+            )
             item, event = EgressItem.Error(own_error(error, life.shown_rid)), RequestEvent.ERROR
         before = life.state
         life.state = REQUEST.next(RequestState(before), event)
@@ -469,7 +567,9 @@ class Shard:
             return
         life = self._lives[row]
         if life.kind is not Kind.CONTROL:
-            self._fail(row, InternalError("the scheduler answered a generate request with a control result"), out, owed=True)
+            self._fail(
+                row, InternalError("the scheduler answered a generate request with a control result"), out, owed=True
+            )
             return
         self._advance(row, RequestEvent.RESULT)
         advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
@@ -525,8 +625,10 @@ class Shard:
         """Terminal means absent: the row is free, the slot goes back, and an abort that is owed goes to ingress."""
         life = self._lives[row]
         del self._rows[life.rid]
-        self._table_changes += 1
-        self._lives[row] = self._waiting_texts[row] = self._waiting_ids[row] = self._texts[row] = self._options[row] = self._ids[row] = self._extras[row] = None
+        self._changes += 1
+        self._lives[row] = self._waiting_texts[row] = self._waiting_ids[row] = self._texts[row] = self._options[
+            row
+        ] = self._ids[row] = self._extras[row] = None
         self._streams[row] = self._quiet[row] = False
         self._free.append(row)
         if life.abort == AbortState.REQUESTED:
@@ -541,3 +643,11 @@ def _owned_ids(ids: Any) -> np.ndarray[Any, Any]:
 
 def _outside(token: int) -> DetokenizeError:
     return DetokenizeError(f"the model produced token id {token}, which is outside the vocabulary")
+
+
+_RAMP = np.arange(4097, dtype=np.int64)
+
+
+def _ramp(count: int) -> np.ndarray[Any, Any]:
+    """0, 1, 2, …: the offsets of a frame with one id for every request."""
+    return _RAMP[:count] if count <= len(_RAMP) else np.arange(count, dtype=np.int64)

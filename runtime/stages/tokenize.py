@@ -44,7 +44,11 @@ class TokenizerWorker:
             # A tokenizer is foreign code; whatever it raises belongs to one text of the batch and must end only that request.
             if len(jobs) > 1:
                 return [self._encode([job], special)[0] for job in jobs]
-            error = fault if isinstance(fault, HeadraceError) else TokenizeError(f"the tokenizer failed: {type(fault).__name__}")
+            error = (
+                fault
+                if isinstance(fault, HeadraceError)
+                else TokenizeError(f"the tokenizer failed: {type(fault).__name__}")
+            )
             if error.http_status >= 500:
                 _LOG.error("the tokenizer failed with %s", type(fault).__name__)
             return [Tokenised(jobs[0].rid, None, error)]

@@ -192,12 +192,12 @@ class TextEngine:
         rows = len(states)
         if rows == 1:
             state, values = states[0], ids[offsets[0] : offsets[1]].tolist()
-            if state.plain and len(values) == 1 and 0 <= values[0] < self.vocab_limit:
-                piece = self._pieces[values[0]]
-                if piece is not None:
-                    return [piece], []
             try:
-                return [self._advance(state, values)], []
+                if len(values) != 1:
+                    return [self._advance(state, values)], []
+                (value,) = values
+                piece = self._pieces[value] if 0 <= value < self.vocab_limit else None
+                return [piece if state.plain and piece is not None else self._one(state, value, piece)], []
             except _BadId as error:
                 return [""], [(0, error.id)]
         bounds: list[int] = offsets if isinstance(offsets, list) else np.asarray(offsets).tolist()

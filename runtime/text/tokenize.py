@@ -12,9 +12,9 @@ Owns: the promise that ids are the tokenizer's own, nothing clipped and nothing 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from ...codec.errors import TokenizeError, ValidationError, show
 from ..server_args import resolve_tokenizer
-from .vocabulary import BYTE_OF_CHAR, build, is_foreign_fault, state_of
+from .vocabulary import BYTE_OF_CHAR, is_foreign_fault, state_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,40 +135,41 @@ CORPUS: Final[tuple[str, ...]] = (
 """Texts that tokenizers disagree on: scripts, digits, apostrophes, runs of spaces, marks, emoji sequences, controls, specials."""
 
 
-def _fastokens(tokenizer: Tokenizer, source: Any) -> Any:
-    """A fastokens tokenizer of the same JSON; raises ImportError where the package is missing."""
-    import fastokens  # type: ignore[import-not-found,unused-ignore]
-
-    return source if source is not None else fastokens.Tokenizer.from_json_str(tokenizer.to_str())
-
-
-def choose_backend(tokenizer: Tokenizer, *, fast: bool = True, corpus: Sequence[str] = CORPUS) -> TokenizerBackend:
-    """The fastest back end whose ids are equal to the tokenizer's own, compared here on `corpus` and on the special tokens.
+def choose_backend(tokenizer: Tokenizer, *, fast: bool = True) -> TokenizerBackend:
+    """The fastest back end whose ids are equal to the tokenizer's own, compared here on `self_check_texts`.
 
     `fast=False`, or the package `fastokens` missing, gives `tokenizers`; so do any difference and any exception, with
     the reason in the log.
     """
+    tokenizer = load_tokenizer(tokenizer)
     sure = TokenizersBackend(tokenizer)
     if not fast:
         return sure
     try:
-        candidate = FastokensBackend(_fastokens(load_tokenizer(tokenizer), None))
+        from fastokens import Tokenizer as Fast  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return sure
+    try:
+        candidate = FastokensBackend(Fast.from_json_str(tokenizer.to_str()))
     except BaseException as error:  # it reads fewer kinds of tokenizers, and says so in its own ways
         if not is_foreign_fault(error):
             raise
         _LOG.warning("fastokens cannot read this tokenizer (%s); using tokenizers", type(error).__name__)
         return sure
-    if reason := differs(sure, candidate, [*corpus, *_specials(tokenizer)]):
+    if reason := differs(sure, candidate, self_check_texts(tokenizer)):
         _LOG.warning("fastokens is not used for this tokenizer: %s", reason)
         return sure
     return candidate
 
 
-def _specials(tokenizer: Tokenizer) -> list[str]:
+def self_check_texts(tokenizer: Tokenizer) -> list[str]:
+    """What two tokenizers are compared on: the corpus, added tokens in context, and texts made of random tokens of this one."""
     contents = [token.content for token in tokenizer.get_added_tokens_decoder().values()][:64]
-    return [f"a {content} b{content}{content}\n" for content in contents]
+    texts = [*CORPUS, *(f"a {content} b{content}{content}\n" for content in contents)]
+    pick = random.Random(0)
+    limit = tokenizer.get_vocab_size(with_added_tokens=True)
+    texts += [tokenizer.decode(pick.choices(range(limit), k=24), skip_special_tokens=False) for _ in range(256)]
+    return texts
 
 
 def differs(sure: TokenizerBackend, other: TokenizerBackend, texts: Sequence[str]) -> str:
@@ -178,8 +179,8 @@ def differs(sure: TokenizerBackend, other: TokenizerBackend, texts: Sequence[str
         try:
             together = other.encode_batch(list(texts), special)
             alone = [other.encode_batch([text], special)[0] for text in texts]
-        except Exception as error:
-            return f"it raised {type(error).__name__}"
+        except TokenizeError as error:
+            return f"it raised {type(error.__cause__).__name__}"
         for got in (together, alone):
             if len(got) != len(expected):
                 return f"{len(got)} answers to {len(expected)} texts"
@@ -211,12 +212,9 @@ def max_token_bytes(tokenizer: Tokenizer) -> int | None:
             return None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    vocabulary = build(tokenizer)
     sizes = [len(token.content.encode()) for token in added]
-    if vocabulary.rules.kind == "byte-level":
-        sizes += map(len, vocabulary.raw[0])
-    else:
-        sizes += [len(token.encode()) for token in tokenizer.get_vocab()]
+    by_bytes = _is_byte_level(tokenizer)  # then each character of a token that the model can give stands for one byte
+    sizes += [len(token) if by_bytes else len(token.encode()) for token in tokenizer.get_vocab(with_added_tokens=False)]
     return max(sizes, default=1) * shrink
 
 
@@ -256,5 +254,10 @@ def _covers_all(tokenizer: Tokenizer) -> bool:
         return False
     if getattr(model, "byte_fallback", False):
         return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    by_bytes = "ByteLevel" in json.dumps(state_of(tokenizer.pre_tokenizer))
-    return by_bytes and all(char in vocabulary for char in BYTE_OF_CHAR)
+    return _is_byte_level(tokenizer) and all(char in vocabulary for char in BYTE_OF_CHAR)
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    state = state_of(tokenizer.pre_tokenizer) or {}
+    parts = state["pretokenizers"] if state.get("type") == "Sequence" else [state]
+    return any(part.get("type") == "ByteLevel" for part in parts)
