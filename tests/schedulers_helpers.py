@@ -3,7 +3,6 @@
 from collections import deque
 
 import numpy as np
-
 from headrace.codec.admission import AdmissionRules, GenerateRequest, admit
 from headrace.codec.batch import BatchFrame
 from headrace.codec.decode import ControlResult, RequestFailure, decode_frame
@@ -34,9 +33,13 @@ class FakePort:
         """Puts a request in; returns its internal rid."""
         rules = AdmissionRules(context_len=1 << 40, vocab_size=VOCAB)
         request = admit(
-            GenerateRequest(input_ids=list(ids), sampling_params=SamplingParams(**params), rid=rid, stream=True), rules, self.schema
+            GenerateRequest(input_ids=list(ids), sampling_params=SamplingParams(**params), rid=rid, stream=True),
+            rules,
+            self.schema,
         )
-        message = encode_generate(self.schema, request, request.input_ids, max_new_tokens=request.sampling.max_new_tokens)
+        message = encode_generate(
+            self.schema, request, request.input_ids, max_new_tokens=request.sampling.max_new_tokens
+        )
         self.inbox.append(message)
         return str(request.rid)
 
@@ -52,7 +55,9 @@ class FakePort:
 
     def ends(self, rid: str) -> list[dict]:
         """Every finish reason that came for `rid`."""
-        return [c.finish_reason.to_map() for f in self.frames for c in f if c.rid == rid and c.finish_reason is not None]
+        return [
+            c.finish_reason.to_map() for f in self.frames for c in f if c.rid == rid and c.finish_reason is not None
+        ]
 
     def lens(self, rid: str) -> list[int]:
         """Ids per frame for the frames that name `rid`."""
@@ -106,6 +111,7 @@ def run_dry(scheduler, most: int = 100_000) -> int:
 
 def bad_header(rid: str) -> IngressMessage:
     """A generate request with a readable rid whose sampling array is a number."""
-    header = b"\x99" + b"\xb9TokenizedGenerateReqInput" + bytes([0xA0 + len(rid)]) + rid.encode() + b"\xc0" * 6 + b"\x07"
+    header = (
+        b"\x99" + b"\xb9TokenizedGenerateReqInput" + bytes([0xA0 + len(rid)]) + rid.encode() + b"\xc0" * 6 + b"\x07"
+    )
     return IngressMessage(rid=rid, header=header, ids=np.arange(3, dtype=np.int64))
-

@@ -4,10 +4,9 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from headrace.runtime.markov import NgramModel, Sampling, join_paragraphs
 from hypothesis import given
 from hypothesis import strategies as st
-
-from headrace.runtime.markov import NgramModel, Sampling, join_paragraphs
 
 TEXTS = st.lists(st.integers(0, 5), min_size=2, max_size=60)
 
