@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
 from headrace.runtime.text.engine import TextEngine, TextOptions
 from headrace.runtime.text.tokenize import CORPUS, choose_backend, load_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 ENGLISH = (
     "The channel leads the water to the wheel, and the wheel turns the stone; nothing is lost on the way. "

@@ -17,8 +17,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-MEMO_SIZE: Final = 1024
 CACHE_SIZE: Final = 256
+MEMO_SIZE: Final = 512
+MEMO_CHARS: Final = 64
+"""Sets, remembered texts of each, characters of a text: some 40 MB where clients send as many stops as they can."""
 
 
 class StopSet:
@@ -58,7 +60,7 @@ class StopSet:
         known = self.memo.get(text)
         if known is None:
             known = self.held(text)
-            if len(self.memo) < self.memo_size and len(text) <= 64:
+            if len(self.memo) < self.memo_size and len(text) <= MEMO_CHARS:
                 self.memo[text] = known
         return known
 
