@@ -7,6 +7,8 @@ from .handle import Chunk, Completion, RequestHandle, Usage
 from .manager import Stats, StepBatch, TokenizerManager
 from .port import SchedulerPort
 from .ring import egress_ring, ingress_ring
+from .schedulers import EchoScheduler, MarkovScheduler
+from .scripted import ScriptedScheduler
 from .server_args import ServerArgs
 from .sink import EgressItem, SinkError
 
@@ -14,11 +16,14 @@ __all__ = [
     "AbortSource",
     "Chunk",
     "Completion",
+    "EchoScheduler",
     "EgressItem",
+    "MarkovScheduler",
     "PushResult",
     "RequestHandle",
     "RuntimeConfig",
     "SchedulerPort",
+    "ScriptedScheduler",
     "ServerArgs",
     "SinkError",
     "Stats",
