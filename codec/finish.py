@@ -6,7 +6,7 @@ Owns: how a finish reason map is understood. Rules it keeps (specs: the page on 
   that learns a new reason must not break a front-end that has not.
 * Unknown *extra* keys on a known type never change its class: an abort with a status and a new key is still that error.
 * No map can fail a frame: what Python cannot hold without loss (duplicate or unhashable keys, extension types, timestamps,
-  text that is not UTF-8) is `Unknown` too, kept as its raw msgpack bytes.
+  text that is not UTF-8, nesting deeper than 64) is `Unknown` too, kept as its raw msgpack bytes.
 * A bool is not an int here: ``{"type": "stop", "matched": true}`` is Unknown, not token 1.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final, overload
 import msgspec
 
 from .errors import show
-from .frame_walk import Lossy, Malformed, read_strict
+from .frame_walk import MAX_DEPTH, Lossy, Malformed, read_strict
 
 _PLAIN: Final = (str, int, float, bool, bytes, type(None))
 
@@ -220,11 +220,13 @@ def parse_finish_reason(value: Mapping[Any, Any] | bytes | msgspec.Raw | FinishR
     return Unknown(value)
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: object, depth: int = 0) -> bool:
+    if depth > MAX_DEPTH:
+        return False
     if isinstance(value, list):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(key, _PLAIN) and _is_plain(item) for key, item in value.items())
+        return all(isinstance(key, _PLAIN) and _is_plain(item, depth + 1) for key, item in value.items())
     return isinstance(value, _PLAIN)
 
 

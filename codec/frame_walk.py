@@ -168,7 +168,7 @@ _NUMBERS: Final = {
     0xD2: ">i",
     0xD3: ">q",
 }
-_MAX_DEPTH: Final = 64
+MAX_DEPTH: Final = 64
 
 
 def read_strict(buffer: Buffer, at: int, end: int, depth: int = 0) -> tuple[object, int]:
@@ -177,8 +177,8 @@ def read_strict(buffer: Buffer, at: int, end: int, depth: int = 0) -> tuple[obje
     Raises Lossy for what they cannot hold: extension types and timestamps, map keys that are unhashable or equal to an
     earlier one, text that is not UTF-8, nesting deeper than 64. Raises Malformed for bytes that are no msgpack.
     """
-    if depth > _MAX_DEPTH:
-        raise Lossy(f"nested deeper than {_MAX_DEPTH}")
+    if depth > MAX_DEPTH:
+        raise Lossy(f"nested deeper than {MAX_DEPTH}")
     after, inside = token(buffer, at, end)
     first = buffer[at]
     if first < 0x80:
