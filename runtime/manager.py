@@ -114,8 +114,9 @@ class TokenizerManager:
             vocab_size, max_token_bytes=None if tokenizer is None else max_token_bytes(tokenizer)
         )
         self.trace: Trace | None = Trace(config.trace_capacity) if config.trace else None
-        record = None if self.trace is None else self.trace.record
-        self._pipeline = Pipeline(self.config, self._schema, self._rules, self._engine, self._backend, record=record)
+        self._pipeline = Pipeline(
+            self.config, self._schema, self._rules, self._engine, self._backend, record=self.trace
+        )
         self.scheduler = SchedulerPort(self._schema, self._pipeline.ring_in_consumer, self._pipeline.ring_out_producer)
 
         self._lock = threading.Lock()
@@ -440,7 +441,7 @@ class TokenizerManager:
 
     def _life(self, rid: Rid, kind: Kind, **fields: Any) -> Life:
         shard = rid.shard(len(self._pipeline.shards), seed=self.config.shard_seed)
-        sink = Sink(self._pipeline.hubs[shard], self.config.sink_capacity)
+        sink = Sink(self._pipeline.hubs[shard], self.config.sink_capacity, str(rid))
         return Life(str(rid), kind, sink, shown_rid=rid.client_facing, shard=shard, **fields)
 
     def _put(self, lives: list[Life]) -> None:

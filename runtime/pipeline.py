@@ -92,7 +92,7 @@ class Pipeline:
         self.frames: list[Channel[Message]] = [
             Channel(_FRAMES, bell, primitives, room_bell=self.egress_bell) for bell in self.shard_bells
         ]
-        self.hubs = [Hub(primitives) for _ in range(shards)]
+        self.hubs = [Hub(primitives, record=record, name=f"sinks-{index}") for index in range(shards)]
 
         self.ring_in: IngressProducer
         self.ring_in_consumer: IngressConsumer
@@ -104,6 +104,9 @@ class Pipeline:
         )
         self.ring_in.ring_bell_on_room(self.ingress_bell)
         self.ring_out.ring_bell_on_arrival(self.egress_bell)
+        if record is not None:
+            self.ring_in.trace(record, "ingress")
+            self.ring_out.trace(record, "egress")
 
         self.ingress = Ingress(schema, rules, shards=shards, seed=config.shard_seed, record=record)
         self.workers = [TokenizerWorker(backend) for _ in self.worker_bells] if backend else []
@@ -236,10 +239,8 @@ class Pipeline:
     def _offer(self, index: int, out: ShardOut) -> tuple[list[int], dict[int, SinkError]]:
         hub = self.hubs[index]
         refused_rows: list[int] = []
-        for rows, texts_of, ids_of, texts, ids in out.columns:
-            refused_rows.extend(
-                rows[at] for at in hub.put_columns(texts_of, ids_of, texts, ids, self.config.sink_capacity)
-            )
+        for columns in out.columns:
+            refused_rows.extend(columns.rows[at] for at in hub.put_columns(columns, self.config.sink_capacity))
         refused: dict[int, SinkError] = {}
         pairs: list[tuple[Sink, Any]] = []
         where: list[int] = []

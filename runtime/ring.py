@@ -20,13 +20,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..codec import IngressColumns, IngressMessage, frame_egress_batch_cols
 from ..codec.errors import InternalError
 from ..codec.limits import default
 from ..fsm import RING, RingEvent, RingState
 from .channel import DEFAULT_PRIMITIVES, Bell, Primitives, PushResult
+
+if TYPE_CHECKING:
+    from .stages.life import Recorder
 
 T = TypeVar("T")
 Buffer = Any  # bytes, bytearray, memoryview or a contiguous ndarray: anything with the buffer protocol
@@ -71,15 +74,17 @@ class _Core(Generic[T]):
         self._room_wanted = False
         self.consumer_bell: Bell | None = None
         self.producer_bell: Bell | None = None
-        self.on_change: Callable[[int, int, int, int], None] | None = None
+        self.record: Recorder | None = None
+        self.name = ""
 
     # -- the state ------------------------------------------------------------------------------------------------------
 
     def _step(self, event: RingEvent) -> None:
         before = self._state
         self._state = RING.next(before, event)
-        if self.on_change is not None:
-            self.on_change(before, event, self._state, len(self._items))
+        if self.record is not None:
+            self.record.record("ring", self.name, before, event, self._state, "ring")
+            self.record.record_fill(self.name, len(self._items))
 
     def _fits(self, count: int, nbytes: int) -> bool:
         items = len(self._items)
@@ -229,6 +234,10 @@ class IngressProducer:
         """(free places, closed). As the only producer the caller can rely on the places; only the consumer changes them."""
         return self._core.room()
 
+    def trace(self, record: Recorder, name: str) -> None:
+        """Record every transition of the ring, and its fill, under `name`. Before any use."""
+        self._core.record, self._core.name = record, name
+
     def ring_bell_on_room(self, bell: Bell) -> None:
         """Ring `bell` at the first drain after `room` said 0 or a push was refused as FULL, and at a close. Before any use."""
         self._core.producer_bell = bell
@@ -325,6 +334,10 @@ class EgressConsumer:
     def wait(self, timeout: float | None = None) -> bool:
         """Park until a frame can be drained (True); False after `timeout` seconds or when none can come any more."""
         return self._core.wait(timeout)
+
+    def trace(self, record: Recorder, name: str) -> None:
+        """Record every transition of the ring, and its fill, under `name`. Before any use."""
+        self._core.record, self._core.name = record, name
 
     def ring_bell_on_arrival(self, bell: Bell) -> None:
         """Ring `bell` whenever a frame arrives, and at a close. Before any use."""

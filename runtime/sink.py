@@ -21,7 +21,7 @@ import enum
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +33,8 @@ from .channel import DEFAULT_PRIMITIVES, Primitives
 
 if TYPE_CHECKING:
     import asyncio
+
+    from .stages.life import Recorder
 
 Extras = Mapping[str, np.ndarray[Any, Any]]
 
@@ -97,42 +99,59 @@ class Taken(msgspec.Struct, eq=False):
         return not self.chunks and self.terminal is None
 
 
+class Columns(NamedTuple):
+    """Plain deltas of one step: for each position a row of the shard, its sink, the sink's waiting lists, and what goes there."""
+
+    rows: Sequence[int]
+    sinks: Sequence[Sink]
+    texts_of: Sequence[list[str]]
+    ids_of: Sequence[array[int]]
+    texts: Sequence[str]
+    ids: Sequence[int]
+
+
 class Hub:
     """The lock of one shard's sinks, and the readers parked on them."""
 
-    def __init__(self, primitives: Primitives = DEFAULT_PRIMITIVES) -> None:
+    def __init__(
+        self, primitives: Primitives = DEFAULT_PRIMITIVES, *, record: Recorder | None = None, name: str = "sink"
+    ) -> None:
         self.primitives = primitives
         self.lock = primitives.Lock()
         self.parked: dict[Sink, None] = {}
+        self.record = record
+        self.name = name
 
-    def put_columns(
-        self,
-        texts_of: Sequence[list[str]],
-        ids_of: Sequence[array[int]],
-        texts: Sequence[str],
-        ids: Sequence[int],
-        capacity: int,
-    ) -> list[int]:
-        """One step's plain deltas: `texts[i]` and the single id `ids[i]` go to the waiting lists of sink i (`Sink.waiting`).
+    def put_columns(self, columns: Columns, capacity: int) -> list[int]:
+        """One step's plain deltas. Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there.
 
-        Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there. The loops run in C: at
-        hundreds of requests a step this is where the time goes.
+        The loops run in C: at hundreds of requests a step this is where the time goes.
         """
+        _, sinks, texts_of, ids_of, texts, ids = columns
+        refused: list[int] = []
         with self.lock:
             if max(map(len, texts_of), default=0) < capacity:
-                refused = []
                 deque(map(list.append, texts_of, texts), 0)
                 deque(map(array.append, ids_of, ids), 0)
             else:
-                refused = [at for at, waiting in enumerate(texts_of) if len(waiting) >= capacity]
-                full = set(refused)
                 for at, text in enumerate(texts):
-                    if at not in full:
+                    if len(texts_of[at]) < capacity:
                         texts_of[at].append(text)
                         ids_of[at].append(ids[at])
+                    else:
+                        refused.append(at)
+            if self.record is not None:
+                self._record_puts(sinks, set(refused))
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
         return refused
+
+    def _record_puts(self, sinks: Sequence[Sink], refused: set[int]) -> None:
+        """Trace one step's puts. PUT leaves OPEN as it is, and so does a put that a closed sink absorbs."""
+        assert self.record is not None
+        stored = [sink for at, sink in enumerate(sinks) if at not in refused] if refused else sinks
+        states = [sink._state for sink in stored]
+        self.record.record_many("sink", [sink._rid for sink in stored], states, SinkEvent.PUT, states, self.name)
 
     def put_items(self, items: Sequence[tuple[Sink, EgressItem.Frame | Terminal]]) -> list[tuple[int, SinkError]]:
         """Deltas and terminal items in order. Returns (index, why) for those that were refused; nothing of those was stored."""
@@ -197,14 +216,16 @@ class Sink:
         "_ids",
         "_meta",
         "_prompt_tokens",
+        "_rid",
         "_state",
         "_terminal",
         "_texts",
         "_waiter",
     )
 
-    def __init__(self, hub: Hub, capacity: int) -> None:
+    def __init__(self, hub: Hub, capacity: int, rid: str = "") -> None:
         self._hub = hub
+        self._rid = rid
         self._capacity = capacity
         self._state: SinkState = SINK.initial
         self._texts: list[str] = []
@@ -225,12 +246,10 @@ class Sink:
             if len(self._texts) >= self._capacity:
                 return SinkError.FULL
             self._store(item)
-            self._state = SINK.next(self._state, SinkEvent.PUT)
+            self._step(SinkEvent.PUT)
             return None
         if isinstance(item, EgressItem.Error):
-            self._state = SINK.next(
-                self._state, SinkEvent.OVERFLOW if item.error.code == "slow_client" else SinkEvent.PUT_ERROR
-            )
+            self._step(SinkEvent.OVERFLOW if item.error.code == "slow_client" else SinkEvent.PUT_ERROR)
         else:
             if isinstance(item, EgressItem.Done):
                 frame = item.frame
@@ -239,9 +258,15 @@ class Sink:
                 if (frame.text or len(frame.token_ids) or frame.extras) and len(self._texts) >= self._capacity:
                     return SinkError.FULL
                 self._store(frame)
-            self._state = SINK.next(self._state, SinkEvent.PUT_FINAL)
+            self._step(SinkEvent.PUT_FINAL)
         self._terminal = item
         return None
+
+    def _step(self, event: SinkEvent) -> None:
+        before = self._state
+        self._state = SINK.next(before, event)
+        if self._hub.record is not None:
+            self._hub.record.record("sink", self._rid, before, event, self._state, self._hub.name)
 
     def _store(self, frame: EgressItem.Frame) -> None:
         self._texts.append(frame.text)
@@ -328,7 +353,7 @@ class Sink:
         """The reader leaves: later output is absorbed and what is held is let go. True if that ended an open stream."""
         with self._hub.lock:
             was_open = self._state == SinkState.OPEN
-            self._state = SINK.next(self._state, SinkEvent.CLOSE)
+            self._step(SinkEvent.CLOSE)
             if was_open:
                 self._texts.clear()
                 del self._ids[:]

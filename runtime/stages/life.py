@@ -11,8 +11,8 @@ Owns: `Life`, the one state object of a request, and the vocabulary of the lanes
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,8 +30,15 @@ from ...fsm import (
 )
 from ..sink import EgressItem, Sink
 
-Recorder = Callable[[str, str, int, int, int, str], None]
-"""(machine, rid, from, event, to, stage): what a trace records of one transition."""
+
+class Recorder(Protocol):
+    """Where transitions are recorded while a manager traces: `headrace.fsm.Trace`, or None for off."""
+
+    def record(self, machine: str, rid: str, from_: int, event: int, to: int, stage: str) -> None: ...
+    def record_many(
+        self, machine: str, rids: Sequence[str], before: Sequence[int], event: int, after: Sequence[int], stage: str
+    ) -> None: ...
+    def record_fill(self, ring: str, fill: int) -> None: ...
 
 
 class Kind(enum.IntEnum):
@@ -134,7 +141,7 @@ def advance(life: Life, event: RequestEvent, stage: str, record: Recorder | None
     before = life.state
     life.state = REQUEST.next(before, event)
     if record is not None:
-        record("request", life.rid, before, event, life.state, stage)
+        record.record("request", life.rid, before, event, life.state, stage)
 
 
 def advance_abort(life: Life, event: AbortEvent, stage: str, record: Recorder | None) -> None:
@@ -142,7 +149,7 @@ def advance_abort(life: Life, event: AbortEvent, stage: str, record: Recorder | 
     before = life.abort
     life.abort = ABORT.next(before, event)
     if record is not None:
-        record("abort", life.rid, before, event, life.abort, stage)
+        record.record("abort", life.rid, before, event, life.abort, stage)
 
 
 def want_abort(life: Life, source: AbortSource, stage: str, record: Recorder | None) -> None:

@@ -37,7 +37,7 @@ from ...codec.errors import (
     SlowClientError,
 )
 from ...fsm import REQUEST, AbortEvent, AbortSource, AbortState, IllegalTransition, RequestEvent, RequestState
-from ..sink import EgressItem, Extras, SinkError, Terminal
+from ..sink import Columns, EgressItem, Extras, Sink, SinkError, Terminal
 from ..text.engine import TextEngine, TextOptions
 from .dispatch import Batch, Failure, Result
 from .ingress import own_error
@@ -74,8 +74,7 @@ class ShardOut:
     __slots__ = ("columns", "counts", "ended", "items", "owed", "steps")
 
     def __init__(self) -> None:
-        # plain deltas: rows, the waiting lists of their sinks, and what goes there (see Hub.put_columns)
-        self.columns: list[tuple[Sequence[int], list[list[str]], list[array[int]], Sequence[str], list[int]]] = []
+        self.columns: list[Columns] = []
         self.items: list[tuple[Life, EgressItem.Frame | Terminal]] = []
         self.steps: list[StepRow] = []
         self.owed: list[Ended] = []
@@ -89,11 +88,14 @@ class ShardOut:
 class _Group:
     """Rows of one batch that are served alike: their positions in it (None: all), and the lists that their output goes to."""
 
-    __slots__ = ("ids", "positions", "rows", "texts")
+    __slots__ = ("ids", "positions", "rows", "sinks", "texts")
 
-    def __init__(self, positions: Any, rows: list[int], texts: list[list[str]] | None, ids: list[array[int]]) -> None:
+    def __init__(
+        self, positions: Any, rows: list[int], sinks: list[Sink], texts: list[list[str]] | None, ids: list[array[int]]
+    ) -> None:
         self.positions = positions
         self.rows = rows
+        self.sinks = sinks
         self.texts = texts  # None: non-streaming, only ids are kept
         self.ids = ids
 
@@ -299,9 +301,10 @@ class Shard:
 
     def _group(self, positions: Any, rows: list[int], quiet: bool) -> _Group:
         if quiet:
-            return _Group(positions, rows, None, [self._ids[row] for row in rows])
+            return _Group(positions, rows, [], None, [self._ids[row] for row in rows])
+        sinks = [self._lives[row].sink for row in rows]
         texts, ids = self._waiting_texts, self._waiting_ids
-        return _Group(positions, rows, [texts[row] for row in rows], [ids[row] for row in rows])
+        return _Group(positions, rows, sinks, [texts[row] for row in rows], [ids[row] for row in rows])
 
     def _has_headroom(self, plan: _Plan) -> bool:
         """Whether every row may still produce a token; counted down, and looked up anew only when it runs out."""
@@ -328,18 +331,11 @@ class Shard:
             return ()
         texts = self._engine.feed_plain(ids)
         if None not in texts:
-            out.columns.append((group.rows, group.texts, group.ids, texts, ids))  # type: ignore[arg-type]
+            out.columns.append(Columns(group.rows, group.sinks, group.texts, group.ids, texts, ids))  # type: ignore[arg-type]
             return ()
         keep = [at for at, text in enumerate(texts) if text is not None]
-        out.columns.append(
-            (
-                [group.rows[at] for at in keep],
-                [group.texts[at] for at in keep],
-                [group.ids[at] for at in keep],
-                [texts[at] for at in keep],  # type: ignore[misc]
-                [ids[at] for at in keep],
-            )
-        )
+        columns = Columns(group.rows, group.sinks, group.texts, group.ids, texts, ids)  # type: ignore[arg-type]
+        out.columns.append(Columns(*([column[at] for at in keep] for column in columns)))  # type: ignore[arg-type]
         return [at for at, text in enumerate(texts) if text is None]
 
     def _text(self, row: int, frame: BatchFrame, index: int, out: ShardOut) -> None:
@@ -542,7 +538,7 @@ class Shard:
         before = life.state
         life.state = REQUEST.next(RequestState(before), event)
         if self._record is not None:
-            self._record("request", life.rid, before, event, life.state, self._stage)
+            self._record.record("request", life.rid, before, event, life.state, self._stage)
         advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
         out.items.append((life, item))
         out.ended.append(life.rid)
@@ -589,13 +585,13 @@ class Shard:
         after = REQUEST.next(RequestState(before), event)
         self._states[row] = after
         if self._record is not None:
-            self._record("request", self._lives[row].rid, before, event, after, self._stage)
+            self._record.record("request", self._lives[row].rid, before, event, after, self._stage)
 
-    def _record_chunks(self, rows: Any, states: Any) -> None:
-        record = self._record
-        assert record is not None
-        for row, state in zip(rows.tolist(), states.tolist(), strict=True):
-            record("request", self._lives[row].rid, RequestState.STREAMING, RequestEvent.CHUNK, state, self._stage)
+    def _record_chunks(self, column: Any, after: Any) -> None:
+        assert self._record is not None
+        rids = [self._lives[row].rid for row in column.tolist()]
+        before = [RequestState.STREAMING] * len(rids)
+        self._record.record_many("request", rids, before, RequestEvent.CHUNK, after.tolist(), self._stage)
 
     def _overflow(self, row: int, out: ShardOut) -> None:
         """The reader is too slow. If the final chunk was the one that did not fit, the scheduler is done: nothing is owed."""
