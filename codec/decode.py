@@ -123,14 +123,32 @@ def _plan(schema: WireSchema) -> _Plan:
     )
 
 
+class RidCache:
+    """The rids column of the last frame of one stream of frames, raw and decoded: a running batch seldom changes between two
+    steps, and its rids are most of a plain header. Belongs to one consumer; holds one column of at most a header's size.
+    """
+
+    __slots__ = ("raw", "rids")
+
+    def __init__(self) -> None:
+        self.raw = b""
+        self.rids: list[str] = []
+
+
 def decode_frame(
-    buffer: object, schema: WireSchema, *, max_frame_bytes: int | None = None, max_header_bytes: int | None = None
+    buffer: object,
+    schema: WireSchema,
+    *,
+    max_frame_bytes: int | None = None,
+    max_header_bytes: int | None = None,
+    seen: RidCache | None = None,
 ) -> BatchFrame | ControlResult | RequestFailure:
     """One egress frame. `buffer`: anything with the buffer protocol, whole frame, tag included.
 
     Returns a `BatchFrame` whose arrays are views on `buffer` (copy what must outlive it), a `ControlResult` or a
     `RequestFailure`. Raises FrameError, and nothing else, whatever the bytes; `REASONS` lists its reasons. The limits
-    default to the schema's. Specification: `specs/wire/`, `docs/wire.md`.
+    default to the schema's. With `seen`, a rids column with the same bytes as the last one gives the same list object, which must
+    then not be changed. Specification: `specs/wire/`, `docs/wire.md`.
     """
     data = flat_bytes(buffer)
     size = len(data)
@@ -142,7 +160,7 @@ def decode_frame(
         if size > limit:
             raise Broken("too_large", f"a frame of {size} bytes; the limit is {limit}")
         if tag == EGRESS_TAG_BATCH:
-            return _batch(data, schema, schema.max_header_bytes if max_header_bytes is None else max_header_bytes)
+            return _batch(data, schema, schema.max_header_bytes if max_header_bytes is None else max_header_bytes, seen)
         if tag == EGRESS_TAG_RESULT:
             return _result(data)
         if tag == EGRESS_TAG_ERROR:
@@ -318,7 +336,7 @@ def _sum(values: Packed) -> int:
     return sum(values) if len(values) < 512 else int(unpack(values).sum(dtype=np.int64))
 
 
-def _batch(data: bytes | memoryview, schema: WireSchema, max_header: int) -> BatchFrame:
+def _batch(data: bytes | memoryview, schema: WireSchema, max_header: int, seen: RidCache | None) -> BatchFrame:
     size = len(data)
     if size < 5:
         raise Broken("header_length", f"a BATCH frame of {size} bytes has no header length")
@@ -403,8 +421,17 @@ def _batch(data: bytes | memoryview, schema: WireSchema, max_header: int) -> Bat
             idx = np.frombuffer(data, indices, total, at)
             at += idx.nbytes
         parts[name] = Part(counts, positions, vals, idx)
+    return BatchFrame(schema, _rids(cells[0], seen), token_ids, offsets, finish, prompt_tokens, scalars, parts, unknown)
+
+
+def _rids(cell: msgspec.Raw, seen: RidCache | None) -> list[str]:
+    raw = b"" if seen is None else bytes(cell)
+    if seen is not None and raw == seen.raw:
+        return seen.rids
     try:
-        rids = _STR_LIST.decode(cells[0])
+        rids: list[str] = _STR_LIST.decode(cell)
     except _BAD as fault:
         raise Broken("rids", f"{REASONS['rids']}: {_words(fault)}") from None
-    return BatchFrame(schema, rids, token_ids, offsets, finish, prompt_tokens, scalars, parts, unknown)
+    if seen is not None:
+        seen.raw, seen.rids = raw, rids
+    return rids

@@ -3,7 +3,7 @@
 from ..fsm import AbortSource
 from .channel import PushResult
 from .config import RuntimeConfig
-from .handle import Chunk, Completion, RequestHandle, Usage
+from .handle import Chunk, Completion, RequestHandle, Usage, acumulative, cumulative
 from .manager import Stats, StepBatch, TokenizerManager
 from .port import SchedulerPort
 from .ring import egress_ring, ingress_ring
@@ -30,6 +30,8 @@ __all__ = [
     "StepBatch",
     "TokenizerManager",
     "Usage",
+    "acumulative",
+    "cumulative",
     "egress_ring",
     "ingress_ring",
 ]

@@ -6,6 +6,7 @@ here repeats one. A config that contradicts itself is refused by `checked()` bef
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +27,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     in ``[0, vocab_size)``); where it is None the tokenizer's highest id + 1 is used. `wire` is "v1", "v2", a path to a schema
     file, or a loaded `WireSchema`. `fused` puts the egress dispatcher and all detokenizer shards on one thread: under the GIL
     a hop between threads costs more than it gives, so that is the default. `cores` pins the threads (Linux only).
+    `incremental_streaming_output` False makes handles give the cumulative view. `log_level` sets the level of the logger
+    "headrace"; None leaves logging alone.
     """
 
     tokenizer: Any = None
@@ -37,7 +40,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_return_hidden_states: bool = False
     wire: str | WireSchema = "v1"
     incremental_streaming_output: bool = True
-    log_level: str = "info"
+    log_level: str | None = None
     served_model_name: str | None = None
     revision: str | None = None
 
@@ -94,6 +97,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise ValidationError(f"{name} must be a finite number of at least 0, not {show(value)}", field=name)
+        levels = logging.getLevelNamesMapping()
+        if self.log_level is not None and str(self.log_level).upper() not in levels:
+            raise ValidationError(
+                f"log_level must be one of {', '.join(name.lower() for name in levels)}, not {show(self.log_level)}",
+                field="log_level",
+            )
         if self.tokenizer is None and not self.skip_tokenizer_init:
             raise ValidationError(
                 "no tokenizer is given: pass tokenizer=PATH, or skip_tokenizer_init=True to work on token ids only",

@@ -16,7 +16,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import msgspec
@@ -92,12 +102,15 @@ class RequestHandle:
         sink: Sink | None,
         abort: Callable[[str, AbortSource], bool],
         forgotten: Callable[[str], None],
+        *,
+        cumulative: bool = False,
     ) -> None:
         self._rid = rid
         self._shown = shown_rid
         self._sink = sink
         self._abort = abort
         self._forgotten = forgotten
+        self._cumulative = cumulative
         self._lock = threading.Lock()
         self._reading = False
         self._left = False
@@ -121,7 +134,7 @@ class RequestHandle:
 
     def __iter__(self) -> Iterator[Chunk]:
         self._begin()
-        return self._chunks()
+        return cumulative(self._chunks()) if self._cumulative else self._chunks()
 
     def _chunks(self) -> Iterator[Chunk]:
         sink = self._readable()
@@ -138,7 +151,7 @@ class RequestHandle:
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         self._begin()
-        return self._achunks()
+        return acumulative(self._achunks()) if self._cumulative else self._achunks()
 
     async def _achunks(self) -> AsyncIterator[Chunk]:
         sink = self._readable()
@@ -296,6 +309,48 @@ class RequestHandle:
             extras=join_extras(self._extras),
             meta=self._meta,
         )
+
+
+class _Fold:
+    """The running totals of a stream."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.ids: list[Ids] = []
+        self.extras: list[Mapping[str, np.ndarray[Any, Any]]] = []
+
+    def add(self, chunk: Chunk) -> Chunk:
+        self.texts.append(chunk.text)
+        self.ids.append(chunk.token_ids)
+        self.extras.append(chunk.extras)
+        text, ids, extras = "".join(self.texts), np.concatenate(self.ids), join_extras(self.extras)
+        self.texts, self.ids, self.extras = [text], [ids], [extras]
+        return msgspec.structs.replace(chunk, text=text, token_ids=ids, extras=extras)
+
+
+def cumulative(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The cumulative view of a stream of deltas: text, ids and extras so far, *all* of them, in every chunk.
+
+    The last one equals the concatenation of the deltas. Work per chunk grows with the answer, which is why deltas are the default.
+    """
+    fold = _Fold()
+    try:
+        for chunk in chunks:
+            yield fold.add(chunk)
+    finally:
+        if isinstance(chunks, Generator):
+            chunks.close()
+
+
+async def acumulative(chunks: AsyncIterable[Chunk]) -> AsyncIterator[Chunk]:
+    """`cumulative` in asyncio."""
+    fold = _Fold()
+    try:
+        async for chunk in chunks:
+            yield fold.add(chunk)
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
 
 
 async def arrival(sink: Sink) -> None:

@@ -105,6 +105,8 @@ class TokenizerManager:
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config.checked()
+        if config.log_level is not None:
+            logging.getLogger("headrace").setLevel(config.log_level.upper())
         self._schema: WireSchema = config.schema()
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config.tokenizer)
         self._engine = TextEngine(tokenizer)
@@ -435,7 +437,14 @@ class TokenizerManager:
         )
         if sink == "step":
             life.sink = None
-        handle = RequestHandle(str(rid), rid.client_facing, life.sink, self._pipeline.abort, self._forgotten.put)
+        handle = RequestHandle(
+            str(rid),
+            rid.client_facing,
+            life.sink,
+            self._pipeline.abort,
+            self._forgotten.put,
+            cumulative=not self.config.incremental_streaming_output,
+        )
         life.token = handle if sink == "step" else None
         return life, handle
 

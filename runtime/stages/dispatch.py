@@ -15,6 +15,7 @@ import logging
 from typing import Any
 
 from ...codec import BatchFrame, ControlResult, FrameError, RequestFailure, WireSchema, decode_frame
+from ...codec.decode import RidCache
 from ...codec.errors import InternalError
 from ...codec.rid import shard_of
 from .life import Fail, Message
@@ -66,23 +67,24 @@ class Failure(Message):
 class Dispatcher:
     """See the module's head. `activity` counts accepted BATCH frames (the health probe watches it)."""
 
-    __slots__ = ("_schema", "_seed", "_shards", "activity", "counts")
+    __slots__ = ("_schema", "_seed", "_seen", "_shards", "activity", "counts")
 
     def __init__(self, schema: WireSchema, *, shards: int = 1, seed: int = 0) -> None:
         self._schema = schema
         self._shards = shards
         self._seed = seed
+        self._seen = RidCache()
         self.activity = 0
         self.counts: dict[str, int] = {}
 
     def key(self) -> tuple[()]:
-        """Counters do not steer anything, so they are no part of the state."""
+        """Counters and the cache of the last rids column steer nothing, so they are no part of the state."""
         return ()
 
     def step(self, frame: bytes) -> list[tuple[int, Message]]:
         """(shard, message) pairs, at most one for each shard."""
         try:
-            decoded = decode_frame(frame, self._schema)
+            decoded = decode_frame(frame, self._schema, seen=self._seen)
         except FrameError as error:
             return self._rejected(error)
         if isinstance(decoded, BatchFrame):

@@ -227,7 +227,7 @@ class Shard:
         rids = frame.rids if selected is None else [frame.rids[index] for index in selected]
         indices: Sequence[int] = range(count) if selected is None else selected
         plan = self._plan
-        if plan.changes != self._changes or plan.rids != rids:
+        if plan.changes != self._changes or (plan.rids is not rids and plan.rids != rids):
             plan = self._plan = self._look_up(rids)
         if not plan.distinct or frame.has_extras:
             self._general(frame, indices, plan.rows, out, together=plan.distinct)
