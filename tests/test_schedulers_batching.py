@@ -90,6 +90,21 @@ def test_an_aborted_request_is_dropped_silently_wherever_it_is(make):
 
 
 @ALL
+@pytest.mark.parametrize("at", range(4))
+def test_an_abort_in_the_middle_leaves_the_neighbours_alone(make, at):
+    port = FakePort()
+    rids = [port.generate(f"r{n}", range(10 * n, 10 * n + 6), max_new_tokens=6) for n in range(4)]
+    scheduler = make(port)
+    scheduler.step()
+    scheduler.step()
+    port.abort(rids[at])
+    run_dry(scheduler)
+    for n, rid in enumerate(rids):
+        assert len(port.ids(rid)) == (2 if n == at else 6)
+        assert len(port.ends(rid)) == (0 if n == at else 1)
+
+
+@ALL
 def test_abort_all_drops_everything(make):
     port = FakePort()
     rids = [port.generate(f"r{n}", [1, 2, 3], max_new_tokens=3) for n in range(4)]
@@ -158,7 +173,8 @@ def test_max_new_tokens_0_ends_with_length_and_no_token(make):
 @pytest.mark.parametrize("make", [echo, markov])
 def test_a_request_that_ends_at_once_does_not_put_the_waiting_ones_to_sleep(make):
     port = FakePort()
-    port.generate("a", [1], max_new_tokens=0)
+    for n in range(3):
+        port.generate(f"a{n}", [1], max_new_tokens=0)
     rid = port.generate("b", [2], max_new_tokens=1)
     make(port, max_batch=1).run()  # this port closes when a scheduler with an empty ring goes to sleep
     assert len(port.ends(rid)) == 1
@@ -256,6 +272,19 @@ def test_stop_wakes_an_idle_scheduler_and_joins_its_thread():
     assert not [t for t in threading.enumerate() if t.name == "headrace-sched"]
     with pytest.raises(RuntimeError, match="already started"):
         scheduler.start()
+
+
+def test_stop_wakes_a_scheduler_that_is_parked_on_a_full_egress_ring():
+    class FullPort(SleepingPort):
+        def push_frame(self, frame, timeout_s=None):
+            self.asleep.set()
+            return self.end.wait() and False
+
+    port = FullPort()
+    port.generate("a", [1, 2, 3])
+    scheduler = EchoScheduler(port).start()
+    assert port.asleep.wait(30)
+    assert scheduler.stop()
 
 
 def test_stop_ends_a_paced_wait_at_once():

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from headrace.runtime.schedulers import EchoScheduler
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,16 +102,3 @@ def test_while_nobody_joins_or_leaves_the_header_is_made_once(monkeypatch):
     run_dry(EchoScheduler(port))
     assert len(port.frames) == 1000
     assert len(made) == 2, "the first step and the one with the ends"
-
-
-@pytest.mark.parametrize("at", range(5))
-def test_an_abort_in_the_middle_leaves_the_neighbours_alone(at):
-    port = FakePort()
-    rids = [port.generate(f"r{n}", range(10 * n, 10 * n + 6), max_new_tokens=None) for n in range(5)]
-    scheduler = EchoScheduler(port)
-    scheduler.step()
-    scheduler.step()
-    port.abort(rids[at])
-    run_dry(scheduler)
-    for n, rid in enumerate(rids):
-        assert port.ids(rid) == list(range(10 * n, 10 * n + (2 if n == at else 6)))

@@ -62,6 +62,14 @@ def test_of_stop_strings_the_first_to_complete_wins_and_ties_go_by_list_order(te
     assert first(ids, stop=stops, min_new_tokens=least) == reference(pieces, stops, least)
 
 
+def test_within_one_token_the_stop_that_ends_first_wins_whatever_the_list_order():
+    ids = encode("Is there")
+    assert [TOKENIZER.decode([i]) for i in ids] == ["Is", " there"]
+    assert first(ids, stop=["here", "th"]) == (2, "th")
+    assert first(ids, stop=["th", "here"]) == (2, "th")
+    assert first(ids, stop=["re", "ere"]) == (2, "re")
+
+
 def test_a_stop_spread_over_tokens_and_over_the_bytes_of_a_character_is_found_when_it_completes():
     ids = encode("It is 日本 now")
     n, matched = first(ids, stop=["s 日本"])
