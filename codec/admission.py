@@ -111,9 +111,7 @@ def admit(request: GenerateRequest, rules: AdmissionRules, schema: WireSchema) -
         raise ValidationError(f"a request must be a GenerateRequest, not {show(request)}")
     text, ids = request.text, None
     if (text is None) == (request.input_ids is None):
-        raise ValidationError(
-            "exactly one of text and input_ids must be given", field="text" if text is not None else "input_ids"
-        )
+        raise ValidationError("exactly one of text and input_ids must be given", field="text")
     nbytes = _FIXED_BYTES
     if text is not None:
         if not isinstance(text, str):

@@ -336,24 +336,24 @@ def _unknown_key(key: object) -> ValidationError:
     )
 
 
-def _out_of_range(key: str, value: object, rule: str) -> ValidationError:
-    return ValidationError(f"{key} is {show(value)}; it must be {rule}", field=key)
+def _out_of_range(key: str, value: object, rule: str, where: str = "") -> ValidationError:
+    return ValidationError(f"{key}{where} is {show(value)}; it must be {rule}", field=key)
 
 
-def _number(key: str, value: Any, absent: float) -> float:
-    """A finite float; ints become floats."""
+def _number(key: str, value: Any, absent: float, where: str = "") -> float:
+    """A finite float; ints become floats. `where` is the place within `key`, for the message."""
     if value is None:
         return absent
     kind = type(value)
     if kind is not float:
         if kind is not int and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ValidationError(f"{key} must be a number, not {show(value)}", field=key)
+            raise ValidationError(f"{key}{where} must be a number, not {show(value)}", field=key)
         try:
             value = float(value)
         except OverflowError:
-            raise _out_of_range(key, value, "a finite number") from None
+            raise _out_of_range(key, value, "a finite number", where) from None
     if not isfinite(value):
-        raise _out_of_range(key, value, "a finite number")
+        raise _out_of_range(key, value, "a finite number", where)
     return value  # type: ignore[no-any-return]
 
 
@@ -447,7 +447,7 @@ def _logit_bias(value: Any, vocab_size: int) -> dict[str, float] | None:
                 f"logit_bias: key {show(key)} must be a token id in [0, {vocab_size}) written in decimal digits",
                 field="logit_bias",
             )
-        number = _number(f"logit_bias[{key}]", entry, float("nan"))
+        number = _number("logit_bias", entry, float("nan"), f"[{key}]")
         if not abs(number) < _FLOAT32_END:
             raise ValidationError(
                 f"logit_bias[{key}] is {show(entry)}; it must be finite in float32", field="logit_bias"
