@@ -39,6 +39,7 @@ from ..codec.errors import (
 )
 from ..fsm import LIFECYCLE, AbortSource, LifecycleEvent, LifecycleState, RequestState, Trace
 from .channel import PushResult
+from .closing import Until, closing
 from .config import RuntimeConfig
 from .handle import RequestHandle, arrival
 from .pipeline import Pipeline, StepEvent, merged
@@ -226,20 +227,23 @@ class TokenizerManager:
             draining = LifecycleState(self._state) is LifecycleState.DRAINING
             refusal = self._failure or ShuttingDownError("the manager is shutting down")
         live, bound = self._pipeline.live, self.config.join_timeout_s
-        live.close_admission(refusal)
-        if draining:
-            live.wait_empty(drain)
-        # The deadline: whoever is still here gets exactly one terminal, through the same lane as any other abort.
-        for life in live.lives():
-            self._pipeline.abort(life.rid, AbortSource.SHUTDOWN)
-        if self._threads:
-            live.wait_empty(bound)
-            live.wait_settled(bound)
-        with self._lock:
-            self._step(LifecycleEvent.DRAINED)
-        self._pipeline.close_channels()
-        left = self._stop_threads(bound)
-        self._pipeline.fail_everything(ShuttingDownError("the manager was shut down"))
+        left: list[str] = []
+        for wait in closing(
+            self._pipeline,
+            refusal,
+            drain=drain if draining else None,
+            settle=bound if self._threads else None,
+            join=bound,
+        ):
+            if wait.until is Until.EMPTY:
+                live.wait_empty(wait.timeout)
+            elif wait.until is Until.SETTLED:
+                live.wait_settled(wait.timeout)
+            elif wait.until is Until.DRAINED:
+                with self._lock:
+                    self._step(LifecycleEvent.DRAINED)
+            else:
+                left = self._stop_threads(wait.timeout)
         with self._lock:
             self._step(LifecycleEvent.FAULT if left else LifecycleEvent.JOINED)
             self._shut_down = True
