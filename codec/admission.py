@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import flag, integer, token_ids
 from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
 from .rid import Rid
-from .sampling import NormalizedSamplingParams, SamplingParams, flag, integer, token_ids
+from .sampling import NormalizedSamplingParams, SamplingParams
 from .schema import IngressField, WireSchema
 
 Ids = NDArray[np.int64]

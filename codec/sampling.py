@@ -5,7 +5,7 @@ Owns: every rule about a sampling parameter. Rules it keeps:
 * `SamplingParams` is what a client says; `NormalizedSamplingParams` is what a scheduler gets. They are two types, and only
   `SamplingParams.normalize` turns one into the other, so no path to the ring can skip it; twice is the same as once.
 * Every check is "refuse unless lo <= x <= hi": a comparison with NaN is false, so a check for the bad side admits it.
-  A bool is not a number, a float is not an int, nothing is judged by truthiness (``max_new_tokens=0`` stays 0).
+  Nothing is judged by truthiness (``max_new_tokens=0`` stays 0).
 * null means the default for every field but `max_new_tokens`, where absent is 128, null is "no cap" and 0 is 0.
 * Whatever is admitted can be encoded: integers within the wire's range, strings within UTF-8. Messages name key and value.
 """
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import isfinite
 from operator import attrgetter
 from typing import Any, ClassVar, Final, Never
 
 import msgspec
 
+from . import checks
 from .clientjson import check_text, parse_json
 from .errors import ValidationError, show
 from .limits import default
@@ -31,8 +31,6 @@ TOP_K_ALL: Final = 1 << 30
 
 INT32_MAX: Final = (1 << 31) - 1
 _INT64: Final = (-(1 << 63), (1 << 63) - 1)
-_MSGPACK_INT: Final = (-(1 << 63), (1 << 64) - 1)
-_FLOAT32_END: Final = 3.4028235677973366e38  # the first double that rounds to infinity in float32
 _GREEDY_BELOW: Final = 1e-6
 _GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
@@ -208,46 +206,48 @@ class SamplingParams:
         `skip_tokenizer_init`: there is no text, so stop strings, stop_regex and min_new_tokens > 0 are refused.
         Raises ValidationError with `field` set; reads the fields once and keeps no reference to a client's container.
         """
-        temperature = _number("temperature", self.temperature, 1.0)
-        top_k = _integer("top_k", self.top_k, -1, -INT32_MAX, INT32_MAX)
+        temperature = checks.number("temperature", self.temperature, 1.0)
+        top_k = checks.integer("top_k", self.top_k, -1, -INT32_MAX, INT32_MAX)
         # The order is the reference's: these two rewrites come before the range checks.
         if 0.0 <= temperature < _GREEDY_BELOW:
             temperature, top_k = 1.0, 1
         if top_k == -1:
             top_k = TOP_K_ALL
         if not temperature >= 0.0:
-            raise _out_of_range("temperature", self.temperature, "at least 0")
+            raise checks.out_of_range("temperature", self.temperature, "at least 0")
         if not top_k >= 1:
-            raise _out_of_range("top_k", self.top_k, "-1 or at least 1")
-        top_p = _number("top_p", self.top_p, 1.0)
+            raise checks.out_of_range("top_k", self.top_k, "-1 or at least 1")
+        top_p = checks.number("top_p", self.top_p, 1.0)
         if not 0.0 < top_p <= 1.0:
-            raise _out_of_range("top_p", self.top_p, "in (0, 1]")
-        min_p = _number("min_p", self.min_p, 0.0)
+            raise checks.out_of_range("top_p", self.top_p, "in (0, 1]")
+        min_p = checks.number("min_p", self.min_p, 0.0)
         if not 0.0 <= min_p <= 1.0:
-            raise _out_of_range("min_p", self.min_p, "in [0, 1]")
-        frequency_penalty = _number("frequency_penalty", self.frequency_penalty, 0.0)
+            raise checks.out_of_range("min_p", self.min_p, "in [0, 1]")
+        frequency_penalty = checks.number("frequency_penalty", self.frequency_penalty, 0.0)
         if not -2.0 <= frequency_penalty <= 2.0:
-            raise _out_of_range("frequency_penalty", self.frequency_penalty, "in [-2, 2]")
-        presence_penalty = _number("presence_penalty", self.presence_penalty, 0.0)
+            raise checks.out_of_range("frequency_penalty", self.frequency_penalty, "in [-2, 2]")
+        presence_penalty = checks.number("presence_penalty", self.presence_penalty, 0.0)
         if not -2.0 <= presence_penalty <= 2.0:
-            raise _out_of_range("presence_penalty", self.presence_penalty, "in [-2, 2]")
-        repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 1.0)
+            raise checks.out_of_range("presence_penalty", self.presence_penalty, "in [-2, 2]")
+        repetition_penalty = checks.number("repetition_penalty", self.repetition_penalty, 1.0)
         if not 0.0 < repetition_penalty <= 2.0:
-            raise _out_of_range("repetition_penalty", self.repetition_penalty, "in (0, 2]")
+            raise checks.out_of_range("repetition_penalty", self.repetition_penalty, "in (0, 2]")
         max_new_tokens = (
-            None if self.max_new_tokens is None else _integer("max_new_tokens", self.max_new_tokens, 0, 0, INT32_MAX)
+            None
+            if self.max_new_tokens is None
+            else checks.integer("max_new_tokens", self.max_new_tokens, 0, 0, INT32_MAX)
         )
-        min_new_tokens = _integer("min_new_tokens", self.min_new_tokens, 0, 0, INT32_MAX)
+        min_new_tokens = checks.integer("min_new_tokens", self.min_new_tokens, 0, 0, INT32_MAX)
         if max_new_tokens is not None and min_new_tokens > max_new_tokens:
             raise ValidationError(
                 f"min_new_tokens is {min_new_tokens}, more than max_new_tokens ({max_new_tokens})",
                 field="min_new_tokens",
             )
-        n = _integer("n", self.n, 1, 1, INT32_MAX)
+        n = checks.integer("n", self.n, 1, 1, INT32_MAX)
         if n != 1:
             raise ValidationError(f"n is {show(n)}; only 1 is supported: send {n} requests instead", field="n")
-        beam_width = None if self.beam_width is None else _integer("beam_width", self.beam_width, 1, 1, 1)
-        stop_strs = _strings("stop", self.stop, default("max_stop_strings"))
+        beam_width = None if self.beam_width is None else checks.integer("beam_width", self.beam_width, 1, 1, 1)
+        stop_strs = checks.strings("stop", self.stop, default("max_stop_strings"))
         stop_str_max_len = 0
         for stop in stop_strs:
             size = check_text("stop", stop)
@@ -257,7 +257,7 @@ class SamplingParams:
                     field="stop",
                 )
             stop_str_max_len = max(stop_str_max_len, size)
-        stop_regex_strs = _strings("stop_regex", self.stop_regex, default("max_stop_regexes"))
+        stop_regex_strs = checks.strings("stop_regex", self.stop_regex, default("max_stop_regexes"))
         stop_regex_max_len = 0
         for pattern in stop_regex_strs:
             stop_regex_max_len = max(stop_regex_max_len, compile_stop_regex(pattern)[1])
@@ -267,7 +267,7 @@ class SamplingParams:
                     raise ValidationError(
                         f"{key} needs text, and skip_tokenizer_init is set; got {show(bad)}", field=key
                     )
-        grammars = [_grammar(key, getattr(self, key)) for key in _GRAMMARS]
+        grammars = [checks.grammar(key, getattr(self, key)) for key in _GRAMMARS]
         if len(grammars) - grammars.count(None) > 1:
             names = [key for key, value in zip(_GRAMMARS, grammars, strict=True) if value is not None]
             raise ValidationError(
@@ -276,7 +276,9 @@ class SamplingParams:
         json_schema, regex, ebnf, structural_tag = grammars
         return NormalizedSamplingParams(
             max_new_tokens=max_new_tokens,
-            stop_token_ids=token_ids("stop_token_ids", self.stop_token_ids, vocab_size, default("max_stop_token_ids")),
+            stop_token_ids=checks.token_ids(
+                "stop_token_ids", self.stop_token_ids, vocab_size, default("max_stop_token_ids")
+            ),
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
@@ -291,20 +293,20 @@ class SamplingParams:
             regex=regex,
             ebnf=ebnf,
             structural_tag=structural_tag,
-            ignore_eos=flag("ignore_eos", self.ignore_eos, False),
-            skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens, True),
-            spaces_between_special_tokens=flag(
+            ignore_eos=checks.flag("ignore_eos", self.ignore_eos, False),
+            skip_special_tokens=checks.flag("skip_special_tokens", self.skip_special_tokens, True),
+            spaces_between_special_tokens=checks.flag(
                 "spaces_between_special_tokens", self.spaces_between_special_tokens, True
             ),
-            no_stop_trim=flag("no_stop_trim", self.no_stop_trim, False),
+            no_stop_trim=checks.flag("no_stop_trim", self.no_stop_trim, False),
             stream_interval=None
             if self.stream_interval is None
-            else _integer("stream_interval", self.stream_interval, 1, 1, INT32_MAX),
-            logit_bias=_logit_bias(self.logit_bias, vocab_size),
+            else checks.integer("stream_interval", self.stream_interval, 1, 1, INT32_MAX),
+            logit_bias=checks.logit_bias(self.logit_bias, vocab_size),
             sampling_seed=None
             if self.sampling_seed is None
-            else _integer("sampling_seed", self.sampling_seed, 0, *_INT64),
-            custom_params=_custom_params(self.custom_params),
+            else checks.integer("sampling_seed", self.sampling_seed, 0, *_INT64),
+            custom_params=checks.custom_params(self.custom_params),
             stop_strs=stop_strs,
             stop_regex_strs=stop_regex_strs,
             stop_str_max_len=stop_str_max_len,
@@ -333,173 +335,4 @@ def _unknown_key(key: object) -> ValidationError:
         return ValidationError(f"sampling_params: {show(key)} is internal and cannot be set by a client", field=field)
     return ValidationError(
         f"sampling_params: {show(key)} is not known; known are {', '.join(SamplingParams.__slots__)}", field=field
-    )
-
-
-def _out_of_range(key: str, value: object, rule: str, where: str = "") -> ValidationError:
-    return ValidationError(f"{key}{where} is {show(value)}; it must be {rule}", field=key)
-
-
-def _number(key: str, value: Any, absent: float, where: str = "") -> float:
-    """A finite float; ints become floats. `where` is the place within `key`, for the message."""
-    if value is None:
-        return absent
-    kind = type(value)
-    if kind is not float:
-        if kind is not int and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise ValidationError(f"{key}{where} must be a number, not {show(value)}", field=key)
-        try:
-            value = float(value)
-        except OverflowError:
-            raise _out_of_range(key, value, "a finite number", where) from None
-    if not isfinite(value):
-        raise _out_of_range(key, value, "a finite number", where)
-    return value  # type: ignore[no-any-return]
-
-
-def _integer(key: str, value: Any, absent: int, low: int, high: int) -> int:
-    if value is None:
-        return absent
-    if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValidationError(f"{key} must be an integer, not {show(value)}", field=key)
-        value = int(value)
-    if not low <= value <= high:
-        raise _out_of_range(key, value, f"in [{low}, {high}]")
-    return value  # type: ignore[no-any-return]
-
-
-def integer(key: str, value: object, absent: int, low: int, high: int) -> int:
-    """`value` as an int in [low, high], `absent` where it is None. ValidationError for anything else, bools and floats too."""
-    return _integer(key, value, absent, low, high)
-
-
-def flag(key: str, value: object, absent: bool) -> bool:
-    """`value` as a bool, `absent` where it is None. ValidationError for anything else: 0 and "false" are not bools."""
-    if value is True or value is False:
-        return value
-    if value is None:
-        return absent
-    raise ValidationError(f"{key} must be true or false, not {show(value)}", field=key)
-
-
-def token_ids(key: str, value: Any, vocab_size: int, limit: int) -> tuple[int, ...] | None:
-    """A list of at most `limit` ids of the vocabulary as a tuple; None where it is None or empty."""
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
-        raise ValidationError(f"{key} must be a list of token ids, not {show(value)}", field=key)
-    if len(value) > limit:
-        raise ValidationError(f"{key} holds {len(value)} ids; at most {limit} are allowed", field=key)
-    for at, token in enumerate(value):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise ValidationError(
-                f"{key}[{at}] is {show(token)}; it must be an integer in [0, {vocab_size})", field=key
-            )
-    return tuple(int(token) for token in value) or None
-
-
-def _strings(key: str, value: Any, limit: int) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, (list, tuple)):
-        raise ValidationError(f"{key} must be a string or a list of strings, not {show(value)}", field=key)
-    if len(value) > limit:
-        raise ValidationError(f"{key} holds {len(value)} entries; at most {limit} are allowed", field=key)
-    for at, entry in enumerate(value):
-        if not isinstance(entry, str):
-            raise ValidationError(f"{key}[{at}] must be a string, not {show(entry)}", field=key)
-    return tuple(str(entry) for entry in value)
-
-
-def _grammar(key: str, value: Any) -> str | None:
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise ValidationError(f"{key} must be a string, not {show(value)}", field=key)
-    size, limit = check_text(key, value), default("max_grammar_bytes")
-    if size > limit:
-        raise ValidationError(f"{key} has {size} bytes; at most {limit} are allowed", field=key)
-    return str(value)
-
-
-def _logit_bias(value: Any, vocab_size: int) -> dict[str, float] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise ValidationError(
-            f"logit_bias must be an object of token id to bias, not {show(value)}", field="logit_bias"
-        )
-    if len(value) > default("max_logit_bias"):
-        raise ValidationError(
-            f"logit_bias holds {len(value)} entries; at most {default('max_logit_bias')} are allowed",
-            field="logit_bias",
-        )
-    bias: dict[str, float] = {}
-    for key, entry in value.items():
-        # isdecimal alone admits other scripts' digits, and int() of a very long string is slow or raises
-        if not (
-            isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20 and int(key) < vocab_size
-        ):
-            raise ValidationError(
-                f"logit_bias: key {show(key)} must be a token id in [0, {vocab_size}) written in decimal digits",
-                field="logit_bias",
-            )
-        number = _number("logit_bias", entry, float("nan"), f"[{key}]")
-        if not abs(number) < _FLOAT32_END:
-            raise ValidationError(
-                f"logit_bias[{key}] is {show(entry)}; it must be finite in float32", field="logit_bias"
-            )
-        bias[str(key)] = number
-    return bias
-
-
-def _custom_params(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise ValidationError(f"custom_params must be an object, not {show(value)}", field="custom_params")
-    params = {_key(key, "custom_params"): _custom(entry, f"custom_params[{show(key)}]") for key, entry in value.items()}
-    size, limit = len(msgspec.msgpack.encode(params)), default("max_custom_params_bytes")
-    if size > limit:
-        raise ValidationError(f"custom_params has {size} bytes; at most {limit} are allowed", field="custom_params")
-    return params
-
-
-def _key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise ValidationError(f"{where}: key {show(key)} must be a string", field="custom_params")
-    check_text("custom_params", key)
-    return str(key)
-
-
-def _custom(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return {_key(key, where): _scalar(entry, where) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_scalar(entry, where) for entry in value]
-    return _scalar(value, where)
-
-
-def _scalar(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        check_text("custom_params", value)
-        return str(value)
-    if isinstance(value, int):
-        if not _MSGPACK_INT[0] <= value <= _MSGPACK_INT[1]:
-            raise ValidationError(
-                f"{where} is {show(value)}; integers must be in [-2^63, 2^64 - 1]", field="custom_params"
-            )
-        return int(value)
-    if isinstance(value, float):
-        if not isfinite(value):
-            raise ValidationError(f"{where} is {show(value)}; it must be a finite number", field="custom_params")
-        return float(value)
-    raise ValidationError(
-        f"{where} is {show(value)}; allowed are a scalar, a list of scalars or an object of scalars",
-        field="custom_params",
     )

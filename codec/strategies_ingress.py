@@ -268,7 +268,7 @@ def hostile_columns(draw: DrawFn, schema: WireSchema) -> tuple[IngressColumns, l
 @st.composite
 def wild_bodies(draw: DrawFn) -> dict[str, Any]:
     """Bodies of a `/generate` call: a prompt or a batch, with keys that may hold anything."""
-    prompt = st.one_of(
+    prompt: SearchStrategy[dict[str, Any]] = st.one_of(
         st.fixed_dictionaries({"text": st.one_of(_text(), st.lists(_text(), max_size=3))}),
         st.fixed_dictionaries(
             {

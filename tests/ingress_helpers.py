@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from re import _constants as sre
-from re import _parser as sre_parser
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ V1, V2 = load_schema("v1"), load_schema("v2")
 RULES = AdmissionRules(context_len=4096, vocab_size=100, enable_return_hidden_states=True)
 
 
-def admit_body(body: object, rules: AdmissionRules = RULES, schema: Any = V2) -> list[NormalizedRequest]:
+def admit_body(body: Any, rules: AdmissionRules = RULES, schema: Any = V2) -> list[NormalizedRequest]:
     """The whole way of a body up to the tokenizer."""
     return [admit(request, rules, schema) for request in GenerateBody.from_json(body).requests()]
 
@@ -90,7 +90,7 @@ class StepCounter:
             for end in ends:
                 self.code[end] = ("jump", len(self.code))
         elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            self.repeat(*arg, flags, lazy=op is sre.MIN_REPEAT)
+            self.repeat(arg[0], arg[1], arg[2], flags, op is sre.MIN_REPEAT)
         elif op in (sre.POSSESSIVE_REPEAT, sre.ATOMIC_GROUP, sre.ASSERT, sre.ASSERT_NOT):
             kind = {sre.ASSERT: "ahead", sre.ASSERT_NOT: "not"}.get(op, "atomic")
             back = 0
@@ -98,7 +98,7 @@ class StepCounter:
                 back = arg[1].getwidth()[0]
             call = self.emit(kind, 0, back)
             if op is sre.POSSESSIVE_REPEAT:
-                self.repeat(*arg, flags, lazy=False)
+                self.repeat(arg[0], arg[1], arg[2], flags, False)
             else:
                 self.seq(arg if op is sre.ATOMIC_GROUP else arg[1], flags)
             self.emit("match")
@@ -112,7 +112,7 @@ class StepCounter:
         else:
             raise NotImplementedError(op)
 
-    def repeat(self, low: int, high: int, body: Any, flags: int, *, lazy: bool) -> None:
+    def repeat(self, low: Any, high: Any, body: Any, flags: int, lazy: bool) -> None:
         low, unbounded = int(low), high is sre.MAXREPEAT
         for _ in range(low):
             self.seq(body, flags)
@@ -200,9 +200,9 @@ def _matches(op: Any, arg: Any, flags: int, char: str) -> bool:
     if op is sre.ANY:
         return bool(flags & re.DOTALL) or char != "\n"
     if op is sre.LITERAL:
-        return ord(char) == arg
+        return bool(ord(char) == arg)
     if op is sre.NOT_LITERAL:
-        return ord(char) != arg
+        return bool(ord(char) != arg)
     hit = negated = False
     for item, value in arg:
         if item is sre.NEGATE:

@@ -195,7 +195,8 @@ def test_sampling_parameters_may_be_an_object_the_clients_type_or_normalised() -
     normal = SamplingParams(temperature=0).normalize(vocab_size=100)
     for params in ({"temperature": 0}, SamplingParams(temperature=0), normal):
         assert request(sampling_params=params).sampling == normal
-    for bad in (5, "x", [], True):
+    wrong: tuple[Any, ...] = (5, "x", [], True)
+    for bad in wrong:
         assert refusal(request, sampling_params=bad).field == "sampling_params"
     refusal(request, sampling_params={"is_normalized": True})
 

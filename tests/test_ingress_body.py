@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from headrace.codec import GenerateBody, ValidationError, encode_generate, strategies_ingress
 from hypothesis import given
-from ingress_helpers import RULES, V1, V2, admit_body, refusal
+from ingress_helpers import V1, V2, admit_body, refusal
 
 
 def shapes(body: Any, **limits: int) -> list[Any]:
@@ -124,7 +125,7 @@ def test_a_body_must_be_an_object(body: Any) -> None:
 
 def test_bytes_text_and_objects_are_the_same_body() -> None:
     body = {"text": "字", "sampling_params": {"temperature": 0}}
-    forms = [json.dumps(body), json.dumps(body).encode(), bytearray(json.dumps(body).encode()), body]
+    forms: list[Any] = [json.dumps(body), json.dumps(body).encode(), bytearray(json.dumps(body).encode()), body]
     assert len({str(GenerateBody.from_json(form).requests()) for form in forms}) == 1
 
 
@@ -256,10 +257,8 @@ def test_the_bytes_of_copies_are_bounded_but_not_those_of_lists() -> None:
 @given(strategies_ingress.wild_bodies())
 def test_any_body_is_admitted_and_encodes_or_is_refused_with_a_printable_400(body: dict[str, Any]) -> None:
     forms: list[Any] = [body]
-    try:
+    with suppress(ValueError, TypeError):
         forms.append(json.dumps(body))
-    except (ValueError, TypeError):
-        pass
     for form in forms:
         try:
             admitted = admit_body(form)
@@ -269,5 +268,3 @@ def test_any_body_is_admitted_and_encodes_or_is_refused_with_a_printable_400(bod
         else:
             for item in admitted:
                 encode_generate(V2, item, [1] if item.input_ids is None else item.input_ids)
-            assert admit_body is not None
-            assert RULES.vocab_size == 100

@@ -149,7 +149,7 @@ def test_b26_a_different_value_in_every_slot_arrives_in_its_own_slot() -> None:
 def test_every_flag_and_number_of_the_header_arrives_in_its_own_field(schema: WireSchema) -> None:
     """One at a time, against a message without it: exactly that position differs."""
     plain = unpack(made(schema, rid=Rid.from_wire("r")).header)
-    values = {
+    values: dict[str, Any] = {
         "return_logprob": True,
         "logprob_start_len": 0,
         "top_logprobs_num": 3,

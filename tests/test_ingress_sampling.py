@@ -285,7 +285,7 @@ def test_a_normalised_form_shares_no_container_with_its_client() -> None:
     stop.append("")
     bias["9999"] = NAN
     custom["k"].append(NAN)  # type: ignore[attr-defined]
-    custom["o"]["p"] = NAN  # type: ignore[index, call-overload]
+    custom["o"]["p"] = NAN  # type: ignore[index]
     assert (normal.stop_strs, normal.logit_bias, normal.custom_params) == (
         ("a",),
         {"1": 1.0},

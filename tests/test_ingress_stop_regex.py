@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from contextlib import suppress
+from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
-from headrace.codec import compile_stop_regex, stop_regex
+from headrace.codec import ValidationError, compile_stop_regex, stop_regex
 from headrace.codec.limits import default
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,7 +177,7 @@ def test_every_exception_class_of_the_compiler_becomes_a_validation_error(
     def explode(pattern: str) -> Any:
         raise error("boom")
 
-    monkeypatch.setattr(stop_regex.re, "compile", explode)
+    monkeypatch.setattr(re, "compile", explode)
     assert "boom" in str(refusal(compile_stop_regex, "a_pattern_not_cached"))
 
 
@@ -204,7 +206,7 @@ def test_pieces_that_match_a_common_character_are_never_taken_for_disjoint(one: 
 @given(st.sampled_from("aAkKsSiIéÉßſ\u212aİıµΣσς1٣_ \u2003\n字-"), st.sampled_from([r"\w", r"\W", r"\d", r"\D", r"\s", r"\S", ".", "[^a]", "[a-z]", "[^a-zé]", "k", "é", "[à-ü]", "[^k]", "ſ"]), st.sampled_from(["", "i", "a", "s", "ia"]))  # fmt: skip
 def test_the_first_characters_of_an_item_cover_all_it_matches(char: str, item: str, flags: str) -> None:
     pattern = (f"(?{flags})" if flags else "") + f"{item}{re.escape(char)}*"
-    tree = stop_regex.sre_parser.parse(pattern)
+    tree = sre_parser.parse(pattern)
     analysis = stop_regex._Analysis(tree)
     if re.compile((f"(?{flags})" if flags else "") + item).match(char):
         op, arg = tree.data[0]
@@ -232,7 +234,7 @@ _patterns = st.recursive(
 def test_whatever_is_admitted_takes_linear_steps(pattern: str, pump: str, suffix: str) -> None:
     try:
         compile_stop_regex(pattern)
-    except stop_regex.ValidationError:
+    except ValidationError:
         return
     assert growth(pattern, pump, suffix) < 2.6
 
@@ -262,7 +264,7 @@ def test_an_analysis_without_one_of_its_rules_admits_bad_patterns(
         monkeypatch.setattr(stop_regex._Analysis, "repeat", lenient)
     admitted = 0
     for pattern, *_ in BAD:
-        tree = stop_regex.sre_parser.parse(pattern)
+        tree = sre_parser.parse(pattern)
         try:
             stop_regex._Analysis(tree).run()
             admitted += 1
@@ -285,10 +287,8 @@ def test_nesting_costs_the_analysis_no_exponential_time(monkeypatch: pytest.Monk
         depth = 250 // len(head + tail)
         pattern = head * depth + "a" + tail * depth
         calls = 0
-        try:
-            stop_regex._Analysis(stop_regex.sre_parser.parse(pattern)).run()
-        except stop_regex._Inadmissible:
-            pass
+        with suppress(stop_regex._Inadmissible):
+            stop_regex._Analysis(sre_parser.parse(pattern)).run()
         assert calls < 20 * len(pattern)
 
 
@@ -296,7 +296,12 @@ def test_successes_are_compiled_once_and_a_full_cache_is_cleared_whole(monkeypat
     monkeypatch.setattr(stop_regex, "_cache", {})
     judged: list[object] = []
     real = stop_regex._judge
-    monkeypatch.setattr(stop_regex, "_judge", lambda pattern: judged.append(pattern) or real(pattern))
+
+    def noted(pattern: object) -> Any:
+        judged.append(pattern)
+        return real(pattern)
+
+    monkeypatch.setattr(stop_regex, "_judge", noted)
     assert compile_stop_regex("ab") is compile_stop_regex("ab")
     assert judged == ["ab"]
     for _ in range(2):
