@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import numpy as np
 from headrace.codec import (
     BatchFrame,
     ControlResult,
@@ -350,3 +352,45 @@ def peak_of(call: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
+
+
+def per_request_decode(frame: bytes, schema: WireSchema) -> list[dict[str, Any]]:
+    """The decoder one would write first: a generic decode, then one object per request. Trusts the frame; for the benchmark."""
+    end = 5 + int.from_bytes(frame[1:5], "little")
+    header = msgspec.msgpack.decode(frame[5:end])
+    header += [[] for _ in range(len(schema.egress.columns) - len(header))]
+    ids = np.frombuffer(frame, schema.id_dtype, sum(header[3]), end)
+    at, start, requests = end + ids.nbytes, 0, []
+    for i, rid in enumerate(header[0]):
+        count = header[3][i]
+        requests.append(
+            {
+                "rid": rid,
+                "ids": ids[start : start + count],
+                "finish": header[1][i],
+                "prompt_tokens": header[2][i],
+                "extras": {},
+                **{c.name: header[c.position][i] for c in schema.egress.scalars if header[c.position]},
+            }
+        )
+        start += count
+    for family in schema.egress.families:
+        counts = header[family.lens.position]
+        positions = None if family.poslens is None else header[family.poslens.position]
+        total = sum(counts if positions is None else positions)
+        vals = np.frombuffer(frame, "<f4", total, at)
+        at += vals.nbytes
+        idx = None if family.indices is None else np.frombuffer(frame, "<i4", total, at)
+        at += 0 if idx is None else idx.nbytes
+        first = value = 0
+        for request, count in zip(requests, counts, strict=False):
+            width = count
+            if positions is not None:
+                request["extras"][family.name + "_lens"] = positions[first : first + count]
+                width = sum(positions[first : first + count])
+                first += count
+            request["extras"][family.name + "_val"] = vals[value : value + width]
+            if idx is not None:
+                request["extras"][family.name + "_idx"] = idx[value : value + width]
+            value += width
+    return requests
