@@ -31,6 +31,17 @@ from .encode import encode_batch
 from .finish import FinishReason, Unknown, parse_finish_reason
 from .lies import LIES, array, array_start, entries, join_frame, lie, split_frame
 from .schema import WireSchema
+from .strategies_ingress import client_rids as client_rids
+from .strategies_ingress import generate_requests as generate_requests
+from .strategies_ingress import hostile_columns as hostile_columns
+from .strategies_ingress import hostile_headers as hostile_headers
+from .strategies_ingress import ingress_messages as ingress_messages
+from .strategies_ingress import normalized_requests as normalized_requests
+from .strategies_ingress import rids as rids
+from .strategies_ingress import sampling_fields as sampling_fields
+from .strategies_ingress import sampling_params as sampling_params
+from .strategies_ingress import wild_bodies as wild_bodies
+from .strategies_ingress import wild_sampling_fields as wild_sampling_fields
 
 _text = st.text(st.characters(codec="utf-8"), max_size=12)
 _edges = st.sampled_from([0, 1, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1])
