@@ -178,10 +178,10 @@ class Inbox:
     def put(self, group: Group) -> PushResult:
         """All of the group's requests, or none."""
         with self._lock:
-            if self._closed:
-                return PushResult.CLOSED
-            if self._count + len(group.members) > self._capacity:
-                return PushResult.FULL
+            if self._closed or self._count + len(group.members) > self._capacity:
+                # a member that was withdrawn before it came here was counted out, but will never have been counted in
+                self._count += sum(life.withdrawn for life in group.members)
+                return PushResult.CLOSED if self._closed else PushResult.FULL
             self._groups.append(group)
             self._count += len(group.members)
         self._bell.ring()

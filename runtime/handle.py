@@ -6,16 +6,20 @@ Owns: the reader's side of a request. Rules it keeps:
   slow reader; none is dropped. A cumulative view is a fold over them (`Completion` is one).
 * Leaving aborts. The generator behind `for`/`async for` aborts in its `finally` unless it saw the terminal item; so does `close`,
   the end of `with handle:`, a cancelled task, and the collector.
-* The finaliser takes no lock: the collector can run inside any critical section, so `__del__` only puts the rid into a
-  `queue.SimpleQueue` (documented as reentrant); a driver thread does the rest.
+* Nothing that the collector can run takes a lock, because it can run inside any critical section, also one of its own thread. That
+  is `__del__`, and just as much the `finally` of a generator or coroutine that died in a reference cycle. They only store a flag
+  (an attribute store is atomic) and put the rid into a `queue.SimpleQueue` (documented as reentrant); a driver thread does the rest.
 * A terminal item is read once and kept, so `result()` can be asked again.
+* In a forked child no thread serves a handle: reading raises, leaving does nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+import weakref
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -27,7 +31,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,8 +40,10 @@ from ..codec import FinishReason
 from ..codec.errors import ClientClosedError, InternalError
 from ..fsm import AbortSource
 from .sink import EgressItem, Sink, Taken, Terminal
+from .waits import seconds
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
+_Iterator = TypeVar("_Iterator")
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -112,7 +118,8 @@ class RequestHandle:
         self._forgotten = forgotten
         self._cumulative = cumulative
         self._lock = threading.Lock()
-        self._reading = False
+        self._pid = os.getpid()
+        self._reader: Callable[[], object] | None = None  # tells whether somebody reads; a dead weak reference says no
         self._left = False
         self._terminal: Terminal | None = None
         self._texts: list[str] = []
@@ -133,8 +140,7 @@ class RequestHandle:
     # -- reading ------------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Chunk]:
-        self._begin()
-        return cumulative(self._chunks()) if self._cumulative else self._chunks()
+        return self._begin(cumulative(self._chunks()) if self._cumulative else self._chunks())
 
     def _chunks(self) -> Iterator[Chunk]:
         sink = self._readable()
@@ -150,8 +156,7 @@ class RequestHandle:
             self._end_reading()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
-        self._begin()
-        return acumulative(self._achunks()) if self._cumulative else self._achunks()
+        return self._begin(acumulative(self._achunks()) if self._cumulative else self._achunks())
 
     async def _achunks(self) -> AsyncIterator[Chunk]:
         sink = self._readable()
@@ -166,12 +171,13 @@ class RequestHandle:
             self._end_reading()
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the end and return everything that was not read before as one completion.
+        """Wait for the end and return the whole request as one completion, with what was read before.
 
         Raises the request's error, or TimeoutError after `timeout` seconds, which leaves the request running.
         """
+        timeout = seconds("timeout", timeout)
         sink = self._readable()
-        self._begin()
+        self._begin(None)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while self._terminal is None:
@@ -182,15 +188,15 @@ class RequestHandle:
                     )
                 self._absorb(taken)
         finally:
-            with self._lock:
-                self._reading = False
+            self._reader = None
         self._raise_error()
         return self._completion()
 
     async def aresult(self, timeout: float | None = None) -> Completion:
         """The same in asyncio. A cancelled task aborts the request; a timeout leaves it running."""
+        timeout = seconds("timeout", timeout)
         sink = self._readable()
-        self._begin()
+        self._begin(None)
         try:
             try:
                 async with asyncio.timeout(timeout):
@@ -205,8 +211,7 @@ class RequestHandle:
             self._leave(AbortSource.GUARD)
             raise
         finally:
-            with self._lock:
-                self._reading = False
+            self._reader = None
         self._raise_error()
         return self._completion()
 
@@ -214,6 +219,7 @@ class RequestHandle:
 
     def abort(self) -> None:
         """Ask for the end; the stream then ends with `client_closed`. A no-op after the end or a second time."""
+        self._check_process()
         self._abort(self._rid, AbortSource.API)
 
     def close(self) -> None:
@@ -251,38 +257,55 @@ class RequestHandle:
             )
         return self._sink
 
-    def _begin(self) -> None:
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise InternalError("this request belongs to another process; threads do not survive a fork", rid=self._shown)
+
+    def _begin(self, iterator: _Iterator) -> _Iterator:
+        """Somebody starts to read: `iterator`, for as long as it is alive and not exhausted, or (None) this very call."""
         self._readable()
+        self._check_process()
         with self._lock:
-            if self._reading:
+            reader = self._reader
+            if reader is not None and reader() is not None:
                 raise InternalError(
                     "this request is already being read; a handle has one reader at a time", rid=self._shown
                 )
-            self._reading = True
+            self._reader = _this_call if iterator is None else weakref.ref(iterator)
+            if self._left and self._terminal is None:
+                self._terminal = self._closed()
+        return iterator
 
     def _end_reading(self) -> None:
-        with self._lock:
-            self._reading = False
-        if self._terminal is None:
-            self._leave(AbortSource.GUARD)
+        # The collector may be the caller (see the module's head): no lock.
+        self._reader = None
+        if self._terminal is None and not self._left:
+            self._left = True
+            self._forgotten(self._rid)
 
     def _leave(self, source: AbortSource) -> None:
+        if os.getpid() != self._pid:
+            return  # its locks may be held for ever by threads that do not exist here
         with self._lock:
             first, self._left = not self._left, True
         if first and self._sink is not None and self._terminal is None:
             self._sink.close()
             self._abort(self._rid, source)
 
+    def _closed(self) -> EgressItem.Error:
+        return EgressItem.Error(ClientClosedError("the handle was closed", rid=self._shown))
+
     def _absorb(self, taken: Taken) -> Chunk | None:
         """Fold what was taken into the running totals; the chunk of it, or None where there is nothing to show."""
+        if self._left and taken.terminal is None:  # closed by another thread: what is still there belongs to nobody
+            self._terminal = self._closed()
+            return None
         self._count += len(taken.token_ids)
         self._prompt_tokens = taken.prompt_tokens or self._prompt_tokens
         if taken.meta is not None:
             self._meta = taken.meta
         self._terminal = taken.terminal
         if self._terminal is None and not taken.chunks:
-            if self._left:
-                self._terminal = EgressItem.Error(ClientClosedError("the handle was closed", rid=self._shown))
             return None
         self._texts.append(taken.text)
         self._ids.append(taken.token_ids)
@@ -296,7 +319,7 @@ class RequestHandle:
 
     def _raise_error(self) -> None:
         if isinstance(self._terminal, EgressItem.Error):
-            raise self._terminal.error
+            raise self._terminal.error.with_traceback(None)  # asked again, it would carry every earlier call's frames
 
     def _completion(self) -> Completion:
         assert isinstance(self._terminal, EgressItem.Done)
@@ -359,9 +382,10 @@ async def arrival(sink: Sink) -> None:
     if future is not None:
         try:
             await future
-        finally:
-            if not future.done() or future.cancelled():
-                sink.unpark_async(future)
+        except asyncio.CancelledError:
+            # Not `finally`: a coroutine that the collector closes (its loop is gone) must not take the sink's lock.
+            sink.unpark_async(future)
+            raise
 
 
 def join_extras(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -370,3 +394,8 @@ def join_extras(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str
         return dict(parts[0])
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: np.concatenate([part[name] for part in parts if name in part]) for name in names}
+
+
+def _this_call() -> object:
+    """Stands for `result` and `aresult`, which read until they return."""
+    return True

@@ -50,9 +50,11 @@ from .stages.life import Group, Kind, Life
 from .text.engine import TextEngine
 from .text.tokenize import TokenizersBackend, load_tokenizer, max_token_bytes
 from .threads import DriverThread, dead_stage, sequence
+from .waits import seconds
 
 _LOG = logging.getLogger("headrace.manager")
 _NOT_CONTROL = ("TokenizedGenerateReqInput", "TokenizedEmbeddingReqInput", "AbortReq")
+_LONGEST_WAIT_S = 3600.0  # the reaper looks again at least that often; a lock cannot wait for any number of seconds
 _LOOK_S = 5.0  # how long `stats` waits for a stage to look at itself between two steps
 
 
@@ -125,14 +127,17 @@ class TokenizerManager:
         self._lock = threading.Lock()
         self._state: int = LIFECYCLE.initial
         self._failure: HeadraceError | None = None
-        self._over = threading.Condition(self._lock)
+        self._over = threading.Condition(self._lock)  # start or shutdown has come to its end
+        self._starting = False
         self._shutting_down = False
         self._shut_down = False
+        self._from_callback: threading.Thread | None = None  # the shutdown that one of our own threads asked for
         self._pid = os.getpid()
         self._activity = 0
         self._active = threading.Condition()
         self._step_callback: Callable[[StepBatch], None] | None = None
         self._forgotten: queue.SimpleQueue[tuple[str, float] | str | None] = queue.SimpleQueue()
+        self._deadlines: list[tuple[float, str]] = []  # a heap; the reaper's own
         self._threads: list[DriverThread] = []
         self._reaper = threading.Thread(target=self._reap, name="headrace-reaper", daemon=True)
         self._pipeline.on_activity = self._count_activity
@@ -168,13 +173,18 @@ class TokenizerManager:
         return LifecycleState(self._state)
 
     def start(self) -> TokenizerManager:
-        """Start the threads. Raises, with nothing left running, if one cannot be started; a second start raises too."""
+        """Start the threads. Raises, with nothing left running, if one cannot be started; a second start raises too.
+
+        A shutdown that comes meanwhile waits for the threads to be there and then ends them; every submit is then refused.
+        """
+        self._check_usable()
         with self._lock:
             if LifecycleState(self._state) is not LifecycleState.CREATED:
                 raise ShuttingDownError(f"a manager is started once; this one is {LifecycleState(self._state).name}")
             self._step(LifecycleEvent.START)
-        self._threads = self._build_threads()
+            self._starting = True
         try:
+            self._threads = self._build_threads()
             for thread in self._threads:
                 thread.start()
             self._reaper.start()
@@ -183,9 +193,14 @@ class TokenizerManager:
                 self._step(LifecycleEvent.FAULT)
             self._stop_threads(self.config.join_timeout_s)
             raise
-        with self._lock:
-            if self._step(LifecycleEvent.STARTED) is LifecycleState.RUNNING:
-                self._pipeline.live.open_admission()
+        else:
+            with self._lock:
+                if self._step(LifecycleEvent.STARTED) is LifecycleState.RUNNING:
+                    self._pipeline.live.open_admission()
+        finally:
+            with self._lock:
+                self._starting = False
+                self._over.notify_all()
         return self
 
     def _build_threads(self) -> list[DriverThread]:
@@ -210,44 +225,80 @@ class TokenizerManager:
     def shutdown(self, drain_timeout: float | None = None) -> None:
         """Stop admitting, let live requests finish for `drain_timeout` seconds, abort the rest, close the rings, join the threads.
 
-        Idempotent and callable from any thread; a second caller waits for the first one's end. On one of the manager's own
-        threads (a callback) it starts the shutdown and returns, because it could not wait for itself. Raises InternalError
-        naming a thread that did not end within the join bound.
+        Idempotent and callable from any thread. A second caller waits for the first one's end, and if its own deadline comes
+        earlier, that one counts. On one of the manager's own threads (a callback) it starts the shutdown and returns, because it
+        could not wait for itself. An exception that interrupts the drain (KeyboardInterrupt) ends the drain, not the shutdown.
+        Raises InternalError naming a thread that did not end within the join bound.
         """
-        drain = self.config.drain_timeout_s if drain_timeout is None else drain_timeout
+        self._check_usable()
+        drain = seconds("drain_timeout", self.config.drain_timeout_s if drain_timeout is None else drain_timeout)
         if self._own_thread():
-            threading.Thread(target=self.shutdown, args=(drain,), name="headrace-shutdown", daemon=True).start()
+            with self._lock:
+                if self._from_callback is None:
+                    self._from_callback = threading.Thread(
+                        target=self._shutdown_logged, args=(drain,), name="headrace-shutdown", daemon=True
+                    )
+                    self._from_callback.start()
             return
+        try:
+            self._shutdown(drain)
+        finally:
+            helper = self._from_callback
+            if helper is not None and helper is not threading.current_thread():
+                helper.join(self.config.join_timeout_s)
+
+    def _shutdown_logged(self, drain: float) -> None:
+        try:
+            self._shutdown(drain)
+        except HeadraceError as error:
+            _LOG.error("a shutdown that a callback asked for: %s", error.message)
+
+    def _shutdown(self, drain: float) -> None:
+        live, bound = self._pipeline.live, self.config.join_timeout_s
         with self._lock:
             self._step(LifecycleEvent.DRAIN)
-            if self._shutting_down:
-                self._over.wait_for(lambda: self._shut_down, drain + 3 * self.config.join_timeout_s)
-                return
-            self._shutting_down = True
-            draining = LifecycleState(self._state) is LifecycleState.DRAINING
+            first, self._shutting_down = not self._shutting_down, True
+            if first and not self._over.wait_for(lambda: not self._starting, bound):
+                self._shutting_down = False
+                raise InternalError("the start of this manager has not come to its end")
+            state = LifecycleState(self._state)
             refusal = self._failure or ShuttingDownError("the manager is shutting down")
-        live, bound = self._pipeline.live, self.config.join_timeout_s
+        if not first:
+            live.wait_empty(drain)
+            for life in live.lives():
+                self._pipeline.abort(life.rid, AbortSource.SHUTDOWN)
+            with self._lock:
+                if not self._over.wait_for(lambda: self._shut_down, 4 * bound):
+                    raise InternalError("another thread's shutdown has not come to its end")
+            return
+        served = bool(self._threads) and state is not LifecycleState.FAILED  # a dead stage settles nothing any more
         left: list[str] = []
+        interrupted: BaseException | None = None
         for wait in closing(
             self._pipeline,
             refusal,
-            drain=drain if draining else None,
-            settle=bound if self._threads else None,
+            drain=drain if state is LifecycleState.DRAINING else None,
+            settle=bound if served else None,
             join=bound,
         ):
-            if wait.until is Until.EMPTY:
-                live.wait_empty(wait.timeout)
-            elif wait.until is Until.SETTLED:
-                live.wait_settled(wait.timeout)
-            elif wait.until is Until.DRAINED:
-                with self._lock:
-                    self._step(LifecycleEvent.DRAINED)
-            else:
-                left = self._stop_threads(wait.timeout)
+            try:
+                if wait.until is Until.EMPTY:
+                    live.wait_empty(wait.timeout)
+                elif wait.until is Until.SETTLED:
+                    live.wait_settled(wait.timeout)
+                elif wait.until is Until.DRAINED:
+                    with self._lock:
+                        self._step(LifecycleEvent.DRAINED)
+                else:
+                    left = self._stop_threads(wait.timeout)
+            except BaseException as stop:  # an impatient user ends the wait, not the shutdown
+                interrupted = stop
         with self._lock:
             self._step(LifecycleEvent.FAULT if left else LifecycleEvent.JOINED)
             self._shut_down = True
             self._over.notify_all()
+        if interrupted is not None:
+            raise interrupted
         if left:
             raise InternalError(f"shutdown left threads behind: {', '.join(left)}")
 
@@ -288,6 +339,8 @@ class TokenizerManager:
             self._failure = self._failure or error
             self._step(LifecycleEvent.DRAIN)
         self._pipeline.live.close_admission(error)
+        with self._active:
+            self._active.notify_all()  # a health probe need not wait any longer
 
     def _fail(self, error: HeadraceError) -> None:
         """A stage has died: end everything live directly, since its lanes are not served any more."""
@@ -297,6 +350,8 @@ class TokenizerManager:
         self._pipeline.live.close_admission(ShuttingDownError(error.message))
         self._pipeline.close_channels()
         self._pipeline.fail_everything(error)
+        with self._active:
+            self._active.notify_all()
         for thread in self._threads:
             thread.stop()
 
@@ -490,20 +545,24 @@ class TokenizerManager:
         self._check_usable()
         if not isinstance(tag, str) or tag in _NOT_CONTROL:
             raise ValidationError(f"{show(tag)} is not the tag of a control request", field="tag")
+        bound = self._bound(timeout)
         rid = Rid.mint()
         life = self._life(rid, Kind.CONTROL, message=encode_control(self._schema, tag, rid, *fields))
         self._put([life])
-        return life, self.config.control_timeout_s if timeout is None else timeout
+        return life, bound
+
+    def _bound(self, timeout: float | None) -> float:
+        return seconds("timeout", self.config.control_timeout_s if timeout is None else timeout)
 
     def decode(self, ids: Sequence[int], *, timeout: float | None = None) -> str:
         """The text of token ids (at most context_len of them), made on a detokenizer's thread; special tokens are skipped."""
-        life = self._decoding(ids)
-        return _text(self._answer(life, self.config.control_timeout_s if timeout is None else timeout, "decode"))
+        bound = self._bound(timeout)
+        return _text(self._answer(self._decoding(ids), bound, "decode"))
 
     async def adecode(self, ids: Sequence[int], *, timeout: float | None = None) -> str:
         """`decode` in asyncio."""
-        life = self._decoding(ids)
-        return _text(await self._aanswer(life, self.config.control_timeout_s if timeout is None else timeout, "decode"))
+        bound = self._bound(timeout)
+        return _text(await self._aanswer(self._decoding(ids), bound, "decode"))
 
     def _decoding(self, ids: Sequence[int]) -> Life:
         self._check_usable()
@@ -515,7 +574,11 @@ class TokenizerManager:
 
     def _answer(self, life: Life, timeout: float, what: str) -> EgressItem.Control | EgressItem.Data:
         assert life.sink is not None
-        taken = life.sink.wait(timeout)
+        try:
+            taken = life.sink.wait(timeout)
+        except BaseException:  # an interrupted caller does not come back for the answer
+            self._give_up(life)
+            raise
         if taken is None:
             self._give_up(life)
             raise TimeoutError(f"{what} was not answered within {timeout} s")
@@ -532,6 +595,9 @@ class TokenizerManager:
         except asyncio.CancelledError:
             self._give_up(life)
             raise
+        except GeneratorExit:
+            self._forgotten.put(life.rid)  # the collector closes us: no lock here
+            raise
         return _one(life.sink.take().terminal)
 
     def _give_up(self, life: Life) -> None:
@@ -542,9 +608,11 @@ class TokenizerManager:
     def health(self, timeout_s: float = 20.0) -> bool:
         """Whether the scheduler gives signs of life within `timeout_s` seconds: output for any request, or for a probe.
 
-        One probe of one token is sent. A full ring with recent output is alive. The probe is removed in every case.
+        One probe of one token is sent. A full ring with recent output is alive. The probe is removed in every case. False at once
+        when the manager is not running, when a stage has died, and when the scheduler goes.
         """
         self._check_usable()
+        timeout_s = seconds("timeout_s", timeout_s)
         with self._active:
             before = self._activity
         probe: Life | None = None
@@ -561,12 +629,12 @@ class TokenizerManager:
                 self._put([probe])
             except QueueFullError:
                 probe = None  # a full house may still be alive: watch for output
-            except ShuttingDownError:
-                return False
-            except SchedulerGoneError:
+            except (ShuttingDownError, SchedulerGoneError):
+                probe = None
                 return False
             with self._active:
-                return bool(self._active.wait_for(lambda: self._activity != before, timeout_s))
+                self._active.wait_for(lambda: self._activity != before or self._failure is not None, timeout_s)
+                return self._activity != before
         finally:
             if probe is not None:
                 self._give_up(probe)
@@ -584,30 +652,45 @@ class TokenizerManager:
 
     def abort(self, rid: str) -> int:
         """Abort every live request whose client-facing rid is exactly `rid`; returns how many. Unknown or empty: 0."""
+        self._check_usable()
         return sum(self._pipeline.abort(name, AbortSource.API) for name in self._pipeline.live.named(rid))
 
     def abort_all(self) -> int:
         """Abort everything that is live; returns how many."""
+        self._check_usable()
         return sum(self._pipeline.abort(life.rid, AbortSource.API) for life in self._pipeline.live.lives())
 
     def _reap(self) -> None:
         """The reaper thread: requests whose handle was collected, and deadlines."""
-        deadlines: list[tuple[float, str]] = []
-        while True:
-            wait = max(0.0, deadlines[0][0] - time.monotonic()) if deadlines else None
-            try:
-                news = self._forgotten.get(timeout=wait)
-            except queue.Empty:
-                _, rid = heapq.heappop(deadlines)
-                self._pipeline.abort(rid, AbortSource.API)
-                continue
-            if news is None:
-                return
-            if isinstance(news, str):
-                self._pipeline.abandon(news)
-            else:
-                rid, when = news
-                heapq.heappush(deadlines, (when, rid))
+        try:
+            while self._reap_one():
+                pass
+        except BaseException as fault:
+            # Without it dropped handles would run on for ever, unseen: as bad as a dead stage, and told the same way.
+            _LOG.error("headrace-reaper died: %s", type(fault).__name__)
+            self._fail(dead_stage("headrace-reaper"))
+
+    def _reap_one(self) -> bool:
+        """One piece of news or one deadline; False at the end."""
+        due = self._deadlines
+        wait = min(max(0.0, due[0][0] - time.monotonic()), _LONGEST_WAIT_S) if due else None
+        try:
+            news = self._forgotten.get(timeout=wait)
+        except queue.Empty:
+            if due[0][0] <= time.monotonic():
+                self._pipeline.abort(heapq.heappop(due)[1], AbortSource.API)
+            return True
+        if news is None:
+            return False
+        if isinstance(news, str):
+            self._pipeline.abandon(news)
+            return True
+        rid, when = news
+        heapq.heappush(due, (when, rid))
+        if len(due) > 2 * len(self._pipeline.live) + 1024:  # mostly requests that have ended long before their deadline
+            due[:] = [entry for entry in due if entry[1] in self._pipeline.live]
+            heapq.heapify(due)
+        return True
 
     # -- step sink --------------------------------------------------------------------------------------------------------------
 
@@ -653,6 +736,7 @@ class TokenizerManager:
 
     def stats(self) -> Stats:
         """A snapshot, taken between two steps of each stage: live requests by state, rings, counters, decoder."""
+        self._check_usable()
         pipeline = self._pipeline
         live: dict[str, int] = {}
         counters: list[Any] = []

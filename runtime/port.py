@@ -7,11 +7,13 @@ live is failed by the manager; after the manager has gone, pushes return False a
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..codec import IngressColumns, WireSchema, frame_egress_error, frame_egress_result
+from ..codec.errors import InternalError
 from .ring import Buffer, EgressProducer, IngressConsumer
 
 
@@ -23,6 +25,7 @@ class SchedulerPort:
         self._requests = requests
         self._frames = frames
         self._consuming = threading.Lock()
+        self._pid = os.getpid()
 
     def wait_request(self, timeout_s: float | None = None) -> bool:
         """True when something can be received; False after `timeout_s` seconds, or when nothing can come any more."""
@@ -63,6 +66,8 @@ class SchedulerPort:
 
     @contextmanager
     def _consumer(self) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise InternalError("this port belongs to another process; rings between threads do not cross a fork")
         if not self._consuming.acquire(blocking=False):
             raise RuntimeError("another thread is receiving requests on this port; it has one consumer at a time")
         try:

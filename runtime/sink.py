@@ -320,7 +320,9 @@ class Sink:
                 self._unpark(self._waiter)
 
     def _park(self, waiter: Any) -> None:
-        if self._waiter is not None:
+        waiting = self._waiter
+        # a waiter of an event loop that is closed is nobody: its coroutine was collected, which takes no lock
+        if waiting is not None and not (isinstance(waiting, tuple) and waiting[0].is_closed()):
             raise InternalError("a request's output is already being waited for by another reader")
         self._waiter = waiter
         self._hub.parked[self] = None

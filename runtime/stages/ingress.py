@@ -246,7 +246,7 @@ class Ingress:
                 self._fail_group(group, error, out, cause=life)
                 return
         needed = sum(message is not None for message in messages)
-        if needed > facts.ring_room - len(self.owed):
+        if needed and needed > facts.ring_room - len(self.owed):
             out.counts.append("refused_ring_full")
             self._fail_group(group, QueueFullError("the scheduler's queue is full; try again later"), out)
             return
