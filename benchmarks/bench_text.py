@@ -61,7 +61,7 @@ def engine_work(engine: TextEngine, columns: np.ndarray, options: TextOptions) -
 def plain_work(engine: TextEngine, columns: np.ndarray) -> Work:
     def work() -> None:
         for column in columns:
-            engine.feed_plain(column.tolist())
+            engine.feed_plain(column)
 
     return work
 

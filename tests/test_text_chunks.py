@@ -101,7 +101,7 @@ def test_b37_a_byte_level_space_is_kept_wherever_it_stands():
 
 
 @pytest.mark.parametrize("bad", [-1, -(2**31), 300, 302, 2**31 - 1, 2**31, 2**40])
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("rows", [2, 40, 100])
 def test_b38_an_id_that_is_no_token_fails_its_own_row_and_is_named(bad, rows):
     engine = TextEngine(tb(size=299, specials=["<T>"]))
     assert engine.vocab_limit == 300
@@ -275,6 +275,48 @@ def test_a_decoder_that_panics_ends_only_its_own_request():
     assert engine.kind == "fallback"
     with pytest.raises(DetokenizeError):
         engine.decode([])
+
+
+def test_an_interrupt_inside_a_decoder_is_no_fault_of_the_request(monkeypatch):
+    class Interrupted:
+        def decode(self, ids, skip_special_tokens):
+            raise KeyboardInterrupt
+
+    engine = TextEngine(fallback_tokenizers()["metaspace"])
+    monkeypatch.setattr(engine, "_tokenizer", Interrupted())
+    for call in (
+        lambda: engine.feed([engine.open(TextOptions())], np.array([1]), [0, 1]),
+        lambda: engine.finish(engine.open(TextOptions()), [1], None),
+        lambda: engine.decode([1]),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+
+def test_b35_a_fallback_decoder_that_takes_back_text_does_not_lose_what_follows():
+    tokenizer = tf(["a"])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    engine = TextEngine(tokenizer)
+    assert engine.kind == "fallback"
+    assert every_chunking(engine, [0xF0, 0x9F, 0x91, 0x8B, 0xFF, 256]) == {"👋" + FFFD + "a"}
+
+
+def test_an_empty_piece_in_byte_fallback_ends_a_run_of_bytes_as_in_the_library():
+    tokenizer = tf(["", "a"])
+    engine = TextEngine(tokenizer)
+    assert engine.kind == "fallback"
+    assert "empty" in engine.reason
+    for ids in ([0xE2, 256, 0x82, 0xAC, 257], [256, 257], [0xE2, 0x82, 0xAC, 256, 257]):
+        assert every_chunking(engine, ids) == {tokenizer.decode(ids)}
+
+
+def test_where_two_tokens_share_an_id_the_librarys_own_look_up_decides():
+    for tokens in ("bc", "cb"):
+        tokenizer = Tokenizer(models.WordLevel({"a": 0, tokens[0]: 1, tokens[1]: 1}, unk_token="a"))
+        tokenizer.decoder = decoders.ByteLevel()
+        engine = TextEngine(tokenizer)
+        assert engine.kind == "byte-level"
+        assert every_chunking(engine, [0, 1]) == {tokenizer.decode([0, 1])}
 
 
 def test_decoders_that_lie_about_their_vocabulary_are_not_trusted(monkeypatch):

@@ -6,12 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from headrace.runtime.text.engine import TextOptions
+from headrace.runtime.text.tokenize import TokenizersBackend, choose_backend, max_token_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from text_helpers import FFFD, REAL, SCRIPTS, End, cut_at, real_engine, real_tokenizer, stream, texts
-
-from headrace.runtime.text.engine import TextOptions
-from headrace.runtime.text.tokenize import TokenizersBackend, choose_backend, max_token_bytes
 
 KINDS = dict.fromkeys(["deepseek", "qwen3", "llama3", "gptoss"], "byte-level") | {
     "gemma3": "byte-fallback",

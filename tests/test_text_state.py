@@ -131,6 +131,12 @@ def test_many_ids_in_a_row_equal_one_at_a_time():
     )
     assert deltas == [single, "", "a"]
     assert one.key() == many.key()
+    rows = [engine.open(TextOptions()) for _ in range(3)]
+    for offsets, texts in (([0, 2, 2, 3], ["ab", "", "c"]), ([0, 0, 0, 3], ["", "", "abc"])):
+        assert engine.feed(rows, np.array([*b"abc"]), np.array(offsets)) == (
+            texts,
+            [],
+        )  # as many ids as rows, but not one each
 
 
 def test_ids_may_be_lists_arrays_or_views_of_any_integer_type():

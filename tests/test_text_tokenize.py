@@ -9,11 +9,6 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from text_helpers import SCRIPTS, tb, texts, tf
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
-
 from headrace.codec.errors import TokenizeError, ValidationError
 from headrace.runtime.text import tokenize
 from headrace.runtime.text.tokenize import (
@@ -27,6 +22,10 @@ from headrace.runtime.text.tokenize import (
     max_token_bytes,
     self_check_texts,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+from text_helpers import SCRIPTS, tb, texts, tf
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 
 def test_a_tokenizer_is_loaded_from_a_file_or_a_directory(tmp_path):

@@ -142,7 +142,7 @@ def byte_fallback_bytes(token: str, rules: Rules) -> bytes:
 
 
 def _tokens_by_id(tokenizer: Tokenizer) -> dict[int, str]:
-    """Every id with its token, as the library's own look-up gives it: added tokens first, then the model."""
+    """Every id with its token; where two tokens share an id, the one that the library's own look-up gives."""
     tokens: dict[int, str] = {}
     twice: set[int] = set()
     for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -151,7 +151,6 @@ def _tokens_by_id(tokenizer: Tokenizer) -> dict[int, str]:
         tokens[token_id] = token
     for token_id in twice:
         tokens[token_id] = str(tokenizer.id_to_token(token_id))
-    tokens.update((token_id, added.content) for token_id, added in tokenizer.get_added_tokens_decoder().items())
     return tokens
 
 
