@@ -11,7 +11,7 @@ from headrace.codec.ingress import IngressColumns, IngressMessage, encode_abort,
 from headrace.codec.sampling import SamplingParams
 from headrace.codec.schema import load_schema
 
-VOCAB = 8192
+VOCAB = 7168
 
 
 class FakePort:

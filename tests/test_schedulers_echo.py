@@ -6,7 +6,7 @@ import numpy as np
 from headrace.runtime.schedulers import EchoScheduler
 from hypothesis import given
 from hypothesis import strategies as st
-from schedulers_helpers import FakePort, run_dry
+from schedulers_helpers import VOCAB, FakePort, run_dry
 
 IDS = st.integers(0, 9)
 
@@ -85,7 +85,7 @@ def test_prompts_move_together_when_the_arena_is_full():
     port = FakePort()
     scheduler = EchoScheduler(port, max_batch=3)
     rng = np.random.default_rng(1)
-    prompts = [rng.integers(0, 8000, int(n)).tolist() for n in rng.integers(1, 1200, 20)]
+    prompts = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(1, 1200, 20)]
     rids = [port.generate(f"r{n}", prompt, max_new_tokens=None) for n, prompt in enumerate(prompts)]
     run_dry(scheduler)
     assert [port.ids(rid) for rid in rids] == prompts

@@ -1,0 +1,301 @@
+"""The command line as a person or a script meets it: a process of its own, its output and its exit status."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from headrace import __version__
+from headrace.__main__ import main
+from headrace.codec.chunk import ChunkEvent
+from headrace.codec.encode import encode_batch, frame_egress_error, frame_egress_result
+from headrace.codec.schema import load_schema
+from headrace.fsm import MACHINES, export
+
+ENVIRONMENT = {**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
+
+
+def headrace(*args, stdin: bytes | int | None = subprocess.DEVNULL, **env):
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "headrace", *args],
+        capture_output=True,
+        timeout=100,
+        env={**ENVIRONMENT, **env},
+        **given,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_the_demo_reads_a_file_and_gives_plain_lines_where_stdout_is_no_terminal(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_text("It is\nMr. Darcy\n")
+    status, out, err = headrace("demo", str(file), "--scheduler", "echo")
+    assert (status, err) == (0, "")
+    assert "[1] It is |It is (stop, " in out
+    assert "2: 2 completed, 0 failed, 0 refused" in out
+    assert "\x1b" not in out
+
+
+def test_the_demo_reads_standard_input_and_takes_every_option():
+    options = (
+        "--plain --scheduler markov --prompts 4 --max-new-tokens 8 --temperature 0.5 --top-k 5 --top-p 0.9 --seed 3 --stop . --stop , "
+        "--max-batch 2 --in-flight 3 --ring 16 --shards 2 --wire v2 --context-len 256 --step-ms 0.1"
+    )
+    status, out, err = headrace("demo", "-", *options.split(), stdin="Elizabeth\nnaïve 日本\n".encode())
+    assert (status, err) == (0, "")
+    assert "[3] Elizabeth |" in out
+    assert "4: 4 completed" in out
+
+
+def test_the_demo_takes_any_tokenizer_and_any_text(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["one two three"], trainer=trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("one two three\none two three\n")
+    options = [
+        "--tokenizer",
+        str(tmp_path),
+        "--text",
+        str(tmp_path / "text.txt"),
+        "--max-new-tokens",
+        "20",
+        "--temperature",
+        "0",
+    ]
+    status, out, err = headrace("demo", "-", *options, stdin=b"one two")
+    assert (status, err) == (0, "")
+    assert "[1] one two | three" in out
+
+
+@pytest.fixture
+def here(capsys, monkeypatch):
+    """The same in this process, which is much faster: (status, stdout, stderr); standard input is empty."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        status = main(args)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_mistake_is_exit_status_2_of_the_process():
+    status, out, err = headrace("demo", "/no/such/file")
+    assert (status, out) == (2, "")
+    assert err == "headrace: '/no/such/file' cannot be read: No such file or directory\n"
+
+
+MISTAKES = [
+    (["demo", "/no/such/file"], "'/no/such/file' cannot be read"),
+    (["demo", "-"], "standard input holds no prompt"),
+    (["demo", "--tokenizer", __file__], "not a tokenizer file"),
+    (["demo", "--tokenizer", "no-org/no-model"], "nothing is downloaded"),
+    (["demo", "--scheduler", "magic"], "--scheduler"),
+    (["demo", "--temperature", "hot"], "--temperature"),
+    (["demo", "--temperature", "-1"], "temperature"),
+    (["demo", "--max-batch", "0"], "--max-batch"),
+    (["demo", "--prompts", "0"], "--prompts"),
+    (["demo", "--stop"], "--stop"),
+    (["demo", "--wire", "v9"], "v9"),
+    (["demo", "--wire", __file__], "wire schema"),
+    (["demo", "--nonsense"], "--nonsense"),
+    (["demo", "a", "b"], "b"),
+    (["nonsense"], "nonsense"),
+    (["--nonsense"], "--nonsense"),
+    (["inspect"], "Missing argument"),
+    (["inspect", "/no/such/file"], "cannot be read"),
+    (["inspect", __file__, "--hex"], "hexadecimal"),
+    (["inspect", "-", "--wire", "v9"], "v9"),
+    (["spec", "nonsense"], "nonsense"),
+    (["spec", "export", "machine/nobody"], "machine/request"),
+    (["spec", "export", "machine/request", "--format", "pdf"], "mermaid"),
+    (["spec", "export", "wire/v1", "--format", "dot"], "toml"),
+    (["demo", "\udcff\x1b[2J"], "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), MISTAKES)
+def test_a_mistake_is_one_clear_line_on_stderr_and_status_2(args, words, here):
+    status, out, err = here(*args)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("headrace: ")
+    assert words in err
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["spec"], ["--help"], ["demo", "--help"], ["inspect", "-h"], ["spec", "export", "--help"]]
+)
+def test_help_is_on_stdout_with_status_0(args, here):
+    status, out, err = here(*args)
+    assert (status, err) == (0, "")
+    assert "Usage: headrace" in out
+
+
+def test_the_version():
+    assert headrace("--version") == (0, f"headrace {__version__}\n", "")
+
+
+def test_the_version_loads_neither_numpy_nor_tokenizers():
+    code = "import sys; from headrace.__main__ import main; main(['--version']); print(sorted({'numpy', 'tokenizers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_a_normal_end():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "demo", "--plain", "--prompts", "3000", "--max-new-tokens", "4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdout.readline().startswith(b"[1] ")
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(100) == 0
+
+
+def test_an_interrupt_ends_the_demo_cleanly_with_a_summary_and_status_130():
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "headrace",
+            "demo",
+            "--plain",
+            "--step-ms",
+            "50",
+            "--max-new-tokens",
+            "2000",
+            "--max-batch",
+            "2",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    with process.stdout, process.stderr:
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, err = process.stdout.read().decode(), process.stderr.read().decode()
+    assert process.wait(100) == 130
+    assert first.startswith(b"[1] ")
+    assert err == "headrace: interrupted\n"
+    assert "not finished" in rest
+    assert "0 against the tables" in rest
+
+
+def test_streams_that_are_closed_or_know_no_unicode_are_no_reason_to_fail(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_text("naïve 日本\n", encoding="utf-8")
+    status, out, err = headrace(
+        "demo", str(file), "--scheduler", "echo", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C"
+    )
+    assert (status, err) == (0, "")
+    assert "[1] na\\xefve \\u65e5\\u672c |na\\xefve" in out
+    command = f'"{sys.executable}" -m headrace demo "{file}" --scheduler echo'
+    assert subprocess.run(f"{command} >&-", shell=True, timeout=100, stderr=subprocess.PIPE).stderr == b""
+    closed = subprocess.run(f"{command.replace(str(file), '-')} <&-", shell=True, timeout=100, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (2, b"headrace: standard input is closed\n")
+
+
+# ---- inspect
+
+
+def frame(schema, **more) -> bytes:
+    chunks = [
+        ChunkEvent(rid="first", token_ids=[11, 12, 13], prompt_tokens=7),
+        ChunkEvent(rid="second", token_ids=[21], prompt_tokens=2, finish_reason={"type": "stop", "matched": 21}),
+    ]
+    return encode_batch(chunks, schema)
+
+
+@pytest.mark.parametrize("wire", ["v1", "v2"])
+def test_inspect_tells_a_batch_in_words(tmp_path, wire):
+    file = tmp_path / "frame"
+    file.write_bytes(frame(load_schema(wire)))
+    status, out, err = headrace("inspect", str(file), "--wire", wire)
+    assert (status, err) == (0, "")
+    for words in (
+        "2 (BATCH)",
+        f"wire {wire}",
+        "2, of which 1 end here",
+        "'first': prompt 7 tokens, ids 0..3 [11, 12, 13], goes on",
+        "'matched': 21",
+    ):
+        assert words in out
+
+
+def test_inspect_reads_hexadecimal_and_standard_input():
+    data = frame_egress_result("c1", b"payload").hex().encode()
+    status, out, _ = headrace("inspect", "-", "--hex", stdin=data)
+    assert status == 0
+    assert "1 (RESULT)" in out
+    assert "7 bytes: b'payload'" in out
+    status, out, _ = headrace("inspect", "-", stdin=frame_egress_error("c2", "no\x1b[2J"))
+    assert status == 0
+    assert "3 (ERROR)" in out
+    assert "'no\\x1b[2J'" in out
+
+
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (b"", "empty"),
+        (b"\x09", "unknown_tag"),
+        (b"\x02\x01", "header_length"),
+        (b"\x01\xc1", "result"),
+        (frame(load_schema("v1"))[:-1], "data_length"),
+        (frame(load_schema("v1")) + b"\0", "data_length"),
+    ],
+)
+def test_inspect_names_the_broken_rule_with_status_1(data, rule):
+    status, out, err = headrace("inspect", "-", stdin=data)
+    assert (status, err) == (1, "")
+    assert f"broken rule   {rule}: " in out
+    if rule == "data_length":
+        assert "'first', 'second'" in out
+
+
+# ---- spec
+
+
+def test_spec_lists_and_exports_every_machine_and_wire(here):
+    status, out, _ = here("spec", "list")
+    assert status == 0
+    names = out.split()
+    assert set(names) == {f"machine/{name}" for name in MACHINES} | {"wire/v1", "wire/v2"}
+    assert here("spec", "export", "machine/sink")[1] == export(MACHINES["sink"], "json")
+    assert here("spec", "export", "machine/sink", "--format", "mermaid")[1] == export(MACHINES["sink"], "mermaid")
+    assert 'name = "v1"' in here("spec", "export", "wire/v1")[1]
+    assert '"name": "v2"' in here("spec", "export", "wire/v2", "--format", "json")[1]
+
+
+def test_spec_check_passes_here_and_finds_every_kind_of_staleness(tmp_path):
+    from headrace.runtime.commands import stale
+
+    assert headrace("spec", "check") == (0, "the exports are up to date\n", "")
+    for name, machine in MACHINES.items():
+        (tmp_path / f"{name}.json").write_text(export(machine, "json"), encoding="utf-8")
+    assert stale(tmp_path) == []
+    (tmp_path / "sink.json").unlink()
+    (tmp_path / "ring.json").write_text("{}")
+    (tmp_path / "extra.json").write_text("{}")
+    assert [problem.split(" ")[0] for problem in stale(tmp_path)] == [
+        "machines/ring.json",
+        "machines/sink.json",
+        "machines/extra.json",
+    ]
