@@ -11,9 +11,10 @@ Owns: the demo's options, its clients and its numbers; `demo_view.py` owns how t
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ _MOST_IN_FLIGHT: Final = 1024
 _LIVE_STEP_MS: Final = 20.0  # slow enough to be read, fast enough for 200 prompts in a few seconds
 _MOST_STEP_MS: Final = 60_000.0
 _REDRAW_S: Final = 0.1
-_TRACE_STEPS: Final = 1_000_000
+_TRACE_STEPS: Final = 250_000
 # The names under which tokenizers keep their end of sequence; which token ends a text is not in tokenizer.json itself.
 _EOS_NAMES: Final = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "[SEP]")
 
@@ -102,14 +103,23 @@ class Board:
     violations: list[str] = field(default_factory=list)
     recorded_all: bool = True
 
-    def outcomes(self) -> Counter[str]:
-        """How many clients had which outcome."""
-        return Counter(client.outcome for client in self.clients if client.outcome is not None)
+    # Kept beside the clients, because a picture ten times a second must not walk over a million of them.
+    outcomes: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    running: dict[int, Client] = field(default_factory=dict)
+    recent: deque[Client] = field(default_factory=lambda: deque(maxlen=256))
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that came out so far."""
-        return sum(client.tokens for client in self.clients)
+    def begin(self, client: Client, now: float) -> None:
+        """`client` submits its request."""
+        client.began = now
+        self.running[client.number] = client
+
+    def end(self, client: Client, now: float, outcome: str, reason: str) -> None:
+        """`client` has its answer, or a refusal or error."""
+        client.ended, client.outcome, client.reason = now, outcome, reason
+        self.outcomes[outcome] += 1
+        self.running.pop(client.number, None)
+        self.recent.append(client)
 
 
 def run(options: DemoOptions) -> int:
@@ -124,7 +134,7 @@ def run(options: DemoOptions) -> int:
         raise ValidationError(f"--step-ms must be in 0..{_MOST_STEP_MS:.0f}, not {options.step_ms}")
     if options.text is not None and options.scheduler != "markov":
         raise ValidationError("--text is what --scheduler markov learns from; echo has no use for it")
-    live = not options.plain and sys.stdout.isatty()
+    live = not options.plain and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     prompts = choose_prompts(read_prompts(options.file), options.prompts)
     # Checked as a whole before anything is started: every request has the same parameters but for its seed.
     params = [sampling(options, number) for number in range(len(prompts))]
@@ -158,7 +168,7 @@ def _finish(board: Board, tm: TokenizerManager) -> int:
     board.now = time.monotonic()
     _read_trace(board, tm)
     print("\n".join(summary_lines(board)), flush=True)
-    return 0 if board.outcomes()["completed"] == len(board.clients) and not board.violations else 1
+    return 0 if board.outcomes["completed"] == len(board.clients) and not board.violations else 1
 
 
 # ---- what the user gives
@@ -309,22 +319,25 @@ def _read_trace(board: Board, tm: TokenizerManager) -> None:
 async def _client(tm: TokenizerManager, board: Board, todo: Any) -> None:
     """Serves prompts from `todo`, one after the other, until there are none."""
     for client, params in todo:
-        client.began = time.monotonic()
+        board.begin(client, time.monotonic())
+        reason: FinishReason | None = None
         try:
-            handle = tm.generate(client.prompt, params)
-            async for chunk in handle:
+            async for chunk in tm.generate(client.prompt, params):
                 if client.first is None:
                     client.first = time.monotonic()
                 client.text += chunk.text
                 client.tokens += len(chunk.token_ids)
+                board.tokens += len(chunk.token_ids)
                 client.prompt_tokens = chunk.prompt_tokens
-                if chunk.finish_reason is not None:
-                    client.reason = _words(chunk.finish_reason, board.token_name)
-                    client.outcome = "completed"
+                reason = chunk.finish_reason
         except HeadraceError as error:
-            client.outcome = "refused" if isinstance(error, QueueFullError) else "failed"
-            client.reason = f"{error.http_status} {error.code}: {error.message}"
-        client.ended = time.monotonic()
+            outcome = "refused" if isinstance(error, QueueFullError) else "failed"
+            board.end(client, time.monotonic(), outcome, f"{error.http_status} {error.code}: {error.message}")
+        else:
+            # Without a reason the stream broke its promise of a terminal chunk; that must not look like an answer.
+            outcome = "completed" if reason is not None else "failed"
+            words = "no finish reason came" if reason is None else _words(reason, board.token_name)
+            board.end(client, time.monotonic(), outcome, words)
 
 
 async def _watch(tm: TokenizerManager, board: Board, live: bool) -> None:

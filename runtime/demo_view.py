@@ -59,7 +59,7 @@ def _ms(seconds: float | None) -> str:
 
 def summary_lines(board: Board) -> list[str]:
     """The summary, line by line."""
-    outcomes = board.outcomes()
+    outcomes = board.outcomes
     ended = [client.ended for client in board.clients if client.ended is not None]
     unfinished = len(board.clients) - sum(outcomes.values())
     seconds = max(ended) - board.began if ended and not unfinished else board.now - board.began
@@ -131,8 +131,8 @@ class LiveView:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(no_wrap=True)
-        outcomes = board.outcomes()
-        waiting = sum(client.began is None for client in board.clients)
+        outcomes = board.outcomes
+        waiting = len(board.clients) - len(board.running) - sum(outcomes.values())
         live = board.stats.live if board.stats is not None else {}
         states = "  ".join(f"{name} {n}" for name, n in live.items() if n) or "none"
         table.add_row("live requests", Text(states, overflow="ellipsis"))
@@ -155,11 +155,9 @@ class LiveView:
 
     def _answers(self, board: Board, room: int) -> Table:
         """As many answers as there is room for: first those that are running, then the newest that ended."""
-        running = [client for client in board.clients if client.began is not None and client.ended is None]
-        ended = sorted((client for client in board.clients if client.ended is not None), key=lambda c: c.ended or 0.0)
-        running.sort(key=lambda client: (client.first is None, client.number))
-        chosen = running[:room]
-        chosen += ended[max(0, len(ended) - (room - len(chosen))) :] if len(chosen) < room else []
+        chosen = sorted(board.running.values(), key=lambda client: (client.first is None, client.number))[:room]
+        if len(chosen) < room:
+            chosen += list(board.recent)[len(chosen) - room :]
         table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(justify="right", style="dim", no_wrap=True, width=len(str(len(board.clients))))
         table.add_column(no_wrap=True, ratio=1)

@@ -102,3 +102,13 @@ def test_while_nobody_joins_or_leaves_the_header_is_made_once(monkeypatch):
     run_dry(EchoScheduler(port))
     assert len(port.frames) == 1000
     assert len(made) == 2, "the first step and the one with the ends"
+
+
+def test_a_prompt_without_tokens_is_an_error_of_that_request():
+    port = FakePort()
+    rid = port.generate("a", [1])
+    port.inbox[0] = type(port.inbox[0])(rid=rid, header=port.inbox[0].header, ids=np.zeros(0, np.int64))
+    other = port.generate("b", [1])
+    run_dry(EchoScheduler(port))
+    assert list(port.errors) == [rid]
+    assert port.ids(other) == [1]
