@@ -710,18 +710,7 @@ class TokenizerManager:
             callback = self._step_callback
         if callback is None:
             return
-        offsets = np.zeros(len(event.rows) + 1, dtype=np.int64)
-        np.cumsum([len(row.token_ids) for row in event.rows], out=offsets[1:])
-        batch = StepBatch(
-            step=event.step,
-            shard=event.shard,
-            handles=[row.token for row in event.rows],
-            texts=[row.text for row in event.rows],
-            token_ids=np.concatenate([row.token_ids for row in event.rows]),
-            offsets=offsets,
-            finish_reasons=[row.finish_reason for row in event.rows],
-            errors=[row.error for row in event.rows],
-        )
+        batch = step_batch(event)
         try:
             callback(batch)
         except Exception as fault:
@@ -772,6 +761,30 @@ class TokenizerManager:
             tokenizer_backend=None if self._backend is None else self._backend.name,
             waiting_bytes=pipeline.live.nbytes,
         )
+
+
+def step_batch(event: StepEvent) -> StepBatch:
+    """The columns and single rows of one step as one batch, columns first."""
+    rows = event.rows
+    handles = [token for column in event.columns for token in column.tokens] + [row.token for row in rows]
+    texts = [text for column in event.columns for text in column.texts] + [row.text for row in rows]
+    singles = sum(len(column.ids) for column in event.columns)
+    offsets = np.arange(len(handles) + 1, dtype=np.int64)
+    if rows:
+        offsets[singles + 1 :] = singles + np.cumsum([len(row.token_ids) for row in rows])
+    parts = [column.ids for column in event.columns] + [row.token_ids for row in rows]
+    errors: list[HeadraceError | None] = [None] * singles
+    errors.extend(row.error for row in rows)
+    return StepBatch(
+        step=event.step,
+        shard=event.shard,
+        handles=handles,
+        texts=texts,
+        token_ids=parts[0] if len(parts) == 1 else np.concatenate(parts),
+        offsets=offsets,
+        finish_reasons=[None] * singles + [row.finish_reason for row in rows],
+        errors=errors,
+    )
 
 
 def _request(prompt: Any, params: Any, **fields: Any) -> GenerateRequest:

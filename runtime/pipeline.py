@@ -37,7 +37,7 @@ from .sink import EgressItem, Hub, Sink, SinkError
 from .stages.dispatch import Dispatcher
 from .stages.ingress import Facts, Ingress, Outbox, own_error
 from .stages.life import Fail, Group, Life, Message, Recorder, StepTerminal, Tokenised, WantAbort
-from .stages.shard import Shard, ShardOut, StepRow
+from .stages.shard import Shard, ShardOut, StepColumns, StepRow
 from .stages.tokenize import TokenizerWorker
 from .text.engine import TextEngine
 from .text.tokenize import TokenizerBackend
@@ -54,10 +54,11 @@ class Gone(Message):
 
 
 class StepEvent(NamedTuple):
-    """What one step of one shard produced for the step sink: the shard, the step's number there, and the rows."""
+    """What one step of one shard produced for the step sink: the shard, the step's number there, columns, and single rows."""
 
     shard: int
     step: int
+    columns: list[StepColumns]
     rows: list[StepRow]
 
 
@@ -262,9 +263,10 @@ class Pipeline:
                 self.live.end(rid)
             if out.counts:
                 self.shard_counts[index].update(out.counts)
-        if steps and self.on_step is not None:
+        columns = [column for out in outs for column in out.step_columns]
+        if (steps or columns) and self.on_step is not None:
             self._steps[index] += 1
-            self.on_step(StepEvent(index, self._steps[index], steps))
+            self.on_step(StepEvent(index, self._steps[index], columns, steps))
 
     def _commit_ingress(self, out: Outbox) -> None:
         for shard, message in out.shard:

@@ -17,12 +17,13 @@ Owns: every request from `Register` to its terminal item, alone and without lock
 
 from __future__ import annotations
 
+import enum
 import logging
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,8 @@ from ...codec.errors import (
     SlowClientError,
 )
 from ...fsm import REQUEST, AbortEvent, AbortSource, AbortState, IllegalTransition, RequestEvent, RequestState
-from ..sink import Columns, EgressItem, Extras, Sink, SinkError, Terminal
-from ..text.engine import TextEngine, TextOptions
+from ..sink import Columns, EgressItem, Extras, SinkError, Terminal
+from ..text.engine import TextEngine, TextOptions, bad_id
 from .dispatch import Batch, Failure, Result
 from .ingress import own_error
 from .life import Ended, Fail, Forward, Kind, Life, Recorder, Register, StepTerminal, advance_abort, want_abort
@@ -46,6 +47,27 @@ from .life import Ended, Fail, Forward, Kind, Life, Recorder, Register, StepTerm
 _LOG = logging.getLogger("headrace.detok")
 _SMALL = 16  # below this many rows the fixed cost of the array operations is more than a plain loop's
 _NO_IDS = np.empty(0, dtype=np.int64)
+
+
+class Lane(enum.IntEnum):
+    """How a row's one-id chunk is served in columns; GENERAL is one by one."""
+
+    GENERAL = 0  # no chunk yet, or not live
+    PLAIN = 1  # streams to a handle; the token's text is the delta
+    HELD = 2  # streams to a handle; stops, or characters split over tokens
+    QUIET = 3  # non-streaming: only its ids are kept
+    STEP = 4  # plain, for the step sink
+
+
+_FAST_LANES = (Lane.PLAIN, Lane.HELD, Lane.QUIET, Lane.STEP)
+
+
+class StepColumns(NamedTuple):
+    """Plain deltas of one step for the step sink, one id each: what the requests are called by, texts, ids (int64, owned)."""
+
+    tokens: Sequence[Any]
+    texts: Sequence[str]
+    ids: np.ndarray[Any, Any]
 
 
 class StepRow:
@@ -71,12 +93,13 @@ class StepRow:
 class ShardOut:
     """What a step gives away. `columns` and `items` go to sinks and may be refused; the rest cannot be."""
 
-    __slots__ = ("columns", "counts", "ended", "items", "owed", "steps")
+    __slots__ = ("columns", "counts", "ended", "items", "owed", "step_columns", "steps")
 
     def __init__(self) -> None:
         self.columns: list[Columns] = []
         self.items: list[tuple[Life, EgressItem.Frame | Terminal]] = []
         self.steps: list[StepRow] = []
+        self.step_columns: list[StepColumns] = []
         self.owed: list[Ended] = []
         self.ended: list[str] = []
         self.counts: dict[str, int] = {}
@@ -85,19 +108,17 @@ class ShardOut:
         self.counts[name] = self.counts.get(name, 0) + times
 
 
-class _Group:
-    """Rows of one batch that are served alike: their positions in it (None: all), and the lists that their output goes to."""
+class _Group(NamedTuple):
+    """Rows of one batch that are served alike: their positions in it (None: all), and where their output goes."""
 
-    __slots__ = ("ids", "positions", "rows", "sinks", "texts")
-
-    def __init__(
-        self, positions: Any, rows: list[int], sinks: list[Sink], texts: list[list[str]] | None, ids: list[array[int]]
-    ) -> None:
-        self.positions = positions
-        self.rows = rows
-        self.sinks = sinks
-        self.texts = texts  # None: non-streaming, only ids are kept
-        self.ids = ids
+    lane: Lane
+    positions: Any
+    rows: Sequence[int]
+    sinks: Sequence[Any] = ()
+    texts: Sequence[list[str]] = ()  # the sinks' waiting lists
+    ids: Sequence[array[int]] = ()  # the same, or a quiet row's own array
+    states: Sequence[Any] = ()  # text states of HELD rows
+    tokens: Sequence[Any] = ()  # of STEP rows
 
 
 class _Plan:
@@ -133,8 +154,7 @@ class Shard:
         # Row `capacity` stands for "no such request": index -1 of every column, never fast.
         self._states = bytearray(capacity + 1)
         self._state_column = np.frombuffer(self._states, dtype=np.uint8)  # the same memory: Python ints and columns
-        self._streams = np.zeros(capacity + 1, dtype=bool)  # STREAMING, streamed to a handle, plain text
-        self._quiet = np.zeros(capacity + 1, dtype=bool)  # STREAMING, non-streaming: only its ids are kept
+        self._lanes = np.zeros(capacity + 1, dtype=np.uint8)  # a Lane; only STREAMING rows have another than GENERAL
         self._produced = np.zeros(capacity + 1, dtype=np.int64)
         self._lives: list[Any] = [None] * (capacity + 1)
         self._waiting_texts: list[Any] = [None] * (capacity + 1)  # of the row's sink
@@ -244,7 +264,7 @@ class Shard:
             self._move(plan.column)
             for group in plan.groups:
                 ids = frame.token_ids if group.positions is None else frame.token_ids[group.positions]
-                for at in self._deliver(group, ids.tolist(), out):
+                for at in self._deliver(group, ids, out):
                     self._text(group.rows[at], frame, at if group.positions is None else int(group.positions[at]), out)
         elif count < _SMALL:
             plan.headroom -= len(frame.token_ids)
@@ -266,19 +286,14 @@ class Shard:
         # a row at its limit takes the general path, which ends it with the reason
         fast &= self._produced[plan.column] < self._output_limit
         starts = frame.offsets[:-1] if selected is None else frame.offsets[selected]
-        left = np.ones(len(plan.rows), dtype=bool)
-        for flags, quiet in ((self._streams, False), (self._quiet, True)):
-            positions = np.flatnonzero(fast & flags[plan.column])
-            if not len(positions):
-                continue
-            left[positions] = False
-            column = plan.column[positions]
+        lanes = np.where(fast, self._lanes[plan.column], Lane.GENERAL)
+        for group in self._groups(lanes, plan):
+            column = plan.column[group.positions]
             self._move(column)
-            group = self._group(positions, column.tolist(), quiet)
-            for at in self._deliver(group, frame.token_ids[starts[positions]].tolist(), out):
-                self._text(group.rows[at], frame, indices[int(positions[at])], out)
-        if left.any():
-            where = np.flatnonzero(left).tolist()
+            for at in self._deliver(group, frame.token_ids[starts[group.positions]], out):
+                self._text(group.rows[at], frame, indices[int(group.positions[at])], out)
+        where = np.flatnonzero(lanes == Lane.GENERAL).tolist()
+        if where:
             self._general(frame, [indices[at] for at in where], [plan.rows[at] for at in where], out, together=True)
 
     def _look_up(self, rids: list[str]) -> _Plan:
@@ -287,24 +302,30 @@ class Shard:
         known = [row for row in rows if row >= 0]
         column = np.array(rows, dtype=np.intp)
         plan = _Plan(self._changes, rids, rows, column, len(set(known)) == len(known))
-        streams, quiet = self._streams[column], self._quiet[column]
-        plan.all_fast = bool(rows) and bool((streams | quiet).all())
+        lanes = self._lanes[column]
+        plan.all_fast = bool(rows) and bool(lanes.all())
         if plan.all_fast:
-            if streams.all() or quiet.all():
-                plan.groups = [self._group(None, rows, bool(quiet[0]))]
-            else:
-                plan.groups = [
-                    self._group(positions := np.flatnonzero(flags), column[positions].tolist(), flags is quiet)
-                    for flags in (streams, quiet)
-                ]
+            first = Lane(lanes[0])
+            plan.groups = [self._group(first, None, rows)] if (lanes == first).all() else self._groups(lanes, plan)
         return plan
 
-    def _group(self, positions: Any, rows: list[int], quiet: bool) -> _Group:
-        if quiet:
-            return _Group(positions, rows, [], None, [self._ids[row] for row in rows])
-        sinks = [self._lives[row].sink for row in rows]
-        texts, ids = self._waiting_texts, self._waiting_ids
-        return _Group(positions, rows, sinks, [texts[row] for row in rows], [ids[row] for row in rows])
+    def _groups(self, lanes: Any, plan: _Plan) -> list[_Group]:
+        """The rows of a batch by lane, without those of GENERAL."""
+        return [
+            self._group(lane, positions, plan.column[positions].tolist())
+            for lane in _FAST_LANES
+            if len(positions := np.flatnonzero(lanes == lane))
+        ]
+
+    def _group(self, lane: Lane, positions: Any, rows: list[int]) -> _Group:
+        lives = self._lives
+        if lane is Lane.QUIET:
+            return _Group(lane, positions, rows, ids=[self._ids[row] for row in rows])
+        if lane is Lane.STEP:
+            return _Group(lane, positions, rows, tokens=[lives[row].token for row in rows])
+        states = [self._texts[row] for row in rows] if lane is Lane.HELD else ()
+        texts, ids = [self._waiting_texts[row] for row in rows], [self._waiting_ids[row] for row in rows]
+        return _Group(lane, positions, rows, [lives[row].sink for row in rows], texts, ids, states)
 
     def _has_headroom(self, plan: _Plan) -> bool:
         """Whether every row may still produce a token; counted down, and looked up anew only when it runs out."""
@@ -315,28 +336,37 @@ class Shard:
     def _move(self, column: Any) -> None:
         """One CHUNK for each of these rows, which are all STREAMING, and one more token produced."""
         after, illegal = REQUEST.apply_batch(self._state_column[column], RequestEvent.CHUNK)
-        if (
-            illegal.any()
-        ):  # cannot be: both flags are only ever true for STREAMING rows. A stage that finds it can be must stop.
+        if illegal.any():  # cannot be: only STREAMING rows have a lane. A stage that finds it can be must stop.
             raise InternalError("a row that is not streaming was taken for one that is")
         self._state_column[column] = after
         self._produced[column] += 1
         if self._record is not None:
             self._record_chunks(column, after)
 
-    def _deliver(self, group: _Group, ids: list[int], out: ShardOut) -> Sequence[int]:
+    def _deliver(self, group: _Group, ids: Any, out: ShardOut) -> Sequence[int]:
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
-        if group.texts is None:  # non-streaming: the ids are kept, and that is all until the terminal chunk
-            deque(map(array.append, group.ids, ids), 0)
+        if group.lane is Lane.QUIET:  # the ids are kept, and that is all until the terminal chunk
+            deque(map(array.append, group.ids, ids.tolist()), 0)
             return ()
-        texts = self._engine.feed_plain(ids)
-        if None not in texts:
-            out.columns.append(Columns(group.rows, group.sinks, group.texts, group.ids, texts, ids))  # type: ignore[arg-type]
+        if group.lane is Lane.HELD:
+            deltas, bad = self._engine.feed_single(group.states, ids)
+            for at, _ in bad:
+                self._fail(group.rows[at], bad_id(int(ids[at])), out, owed=True)
+            left = range(len(deltas)) if not bad else sorted(set(range(len(deltas))) - {at for at, _ in bad})
+            columns = Columns(group.rows, group.sinks, group.texts, group.ids, deltas, ids.tolist())
+            out.columns.append(columns if not bad else _only(columns, left))
             return ()
-        keep = [at for at, text in enumerate(texts) if text is not None]
-        columns = Columns(group.rows, group.sinks, group.texts, group.ids, texts, ids)  # type: ignore[arg-type]
-        out.columns.append(Columns(*([column[at] for at in keep] for column in columns)))  # type: ignore[arg-type]
-        return [at for at, text in enumerate(texts) if text is None]
+        texts, clean = self._engine.feed_column(ids)
+        keep: Sequence[int] = () if clean else [at for at, text in enumerate(texts) if text is not None]
+        if group.lane is Lane.STEP:
+            step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64))  # type: ignore[arg-type]
+            if not clean:
+                step = StepColumns([step.tokens[at] for at in keep], [step.texts[at] for at in keep], step.ids[keep])
+            out.step_columns.append(step)
+        else:
+            columns = Columns(group.rows, group.sinks, group.texts, group.ids, texts, ids.tolist())  # type: ignore[arg-type]
+            out.columns.append(columns if clean else _only(columns, keep))
+        return () if clean else [at for at, text in enumerate(texts) if text is None]
 
     def _text(self, row: int, frame: BatchFrame, index: int, out: ShardOut) -> None:
         """The general text path of one row whose states and counts are already moved."""
@@ -403,7 +433,7 @@ class Shard:
             else:
                 self._ids[row].frombytes(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
                 self._keep_extras(row, frame, index)
-                self._set_fast(row, False, True)
+                self._set_lane(row, Lane.QUIET)
         if not streamed:
             return
         lengths = [len(ids) for _, _, ids in streamed]
@@ -416,16 +446,21 @@ class Shard:
         wrong = dict(bad)
         for at, (row, index, ids) in enumerate(streamed):
             if at in wrong:
-                self._fail(row, _outside(wrong[at]), out, owed=True)
+                self._fail(row, bad_id(wrong[at]), out, owed=True)
                 continue
             life = self._lives[row]
             self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
-            self._set_fast(row, life.sink is not None and self._texts[row].plain, False)
+            # A row that has once held something back stays HELD: text of many scripts would change its lane at every token.
+            plain = self._texts[row].plain and self._lanes[row] != Lane.HELD
+            if life.sink is not None:
+                self._set_lane(row, Lane.PLAIN if plain else Lane.HELD)
+            else:
+                self._set_lane(row, Lane.STEP if plain else Lane.GENERAL)
 
     def _final(self, row: int, frame: BatchFrame, index: int, ids: Any, finish: FinishReason, out: ShardOut) -> None:
         """The terminal chunk: flush, cut, and one terminal item, which `settle` turns into COMPLETED."""
         life = self._lives[row]
-        self._set_fast(row, False, False)
+        self._set_lane(row, Lane.GENERAL)
         if isinstance(finish, Abort) and finish.abort_status is not None:
             told = finish.message or "the scheduler aborted the request"
             error = AbortedByScheduler(told, http_status=finish.abort_status, err_type=finish.err_type)
@@ -485,9 +520,9 @@ class Shard:
         # kept in `items` for the step sink too: `settle` completes a request when its terminal item is out
         out.items.append((life, item))
 
-    def _set_fast(self, row: int, streams: bool, quiet: bool) -> None:
-        if self._streams[row] != streams or self._quiet[row] != quiet:
-            self._streams[row], self._quiet[row] = streams, quiet
+    def _set_lane(self, row: int, lane: Lane) -> None:
+        if self._lanes[row] != lane:
+            self._lanes[row] = lane
             self._changes += 1
 
     # -- everything but frames ---------------------------------------------------------------------------------------------
@@ -625,7 +660,7 @@ class Shard:
         self._lives[row] = self._waiting_texts[row] = self._waiting_ids[row] = self._texts[row] = self._options[
             row
         ] = self._ids[row] = self._extras[row] = None
-        self._streams[row] = self._quiet[row] = False
+        self._lanes[row] = Lane.GENERAL
         self._free.append(row)
         if life.abort == AbortState.REQUESTED:
             out.owed.append(Ended(life))
@@ -637,8 +672,8 @@ def _owned_ids(ids: Any) -> np.ndarray[Any, Any]:
     return np.array(ids, dtype=np.int64)
 
 
-def _outside(token: int) -> DetokenizeError:
-    return DetokenizeError(f"the model produced token id {token}, which is outside the vocabulary")
+def _only(columns: Columns, keep: Sequence[int]) -> Columns:
+    return Columns(*([column[at] for at in keep] for column in columns))  # type: ignore[arg-type]
 
 
 _RAMP = np.arange(4097, dtype=np.int64)

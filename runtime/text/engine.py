@@ -115,6 +115,7 @@ class TextEngine:
         self._pieces = self._vocabulary.pieces or [None] * self.vocab_limit
         self._piece_array = np.empty(len(self._pieces), dtype=object)
         self._piece_array[:] = self._pieces
+        self._whole = np.array([piece is not None for piece in self._pieces], dtype=bool)
         self._stop_sets = StopSets()
         self._token_texts: dict[int, str] = {}
 
@@ -155,6 +156,13 @@ class TextEngine:
             ids = ids.tolist()
         pieces = self._pieces
         return [pieces[value] if 0 <= value < limit else None for value in ids]
+
+    def feed_column(self, ids: NDArray[np.integer[Any]]) -> tuple[Sequence[str | None], bool]:
+        """`feed_plain` of an array, and whether every row has its delta (none is None)."""
+        if len(ids) >= _MANY and self.kind != "none" and ids.min() >= 0 and ids.max() < self.vocab_limit:
+            return self._piece_array.take(ids).tolist(), bool(self._whole.take(ids).all())
+        texts = self.feed_plain(ids)
+        return texts, None not in texts
 
     def feed_single(
         self, states: Sequence[TextState], ids: list[int] | NDArray[np.integer[Any]]
