@@ -7,6 +7,7 @@ modules (`from headrace.codec import strategies`), never from here.
 from .admission import AdmissionRules, Fit, GenerateRequest, NormalizedRequest, admit, fit_length
 from .batch import BatchFrame
 from .body import GenerateBody
+from .checks import RequestLimits
 from .chunk import ChunkEvent
 from .decode import ControlResult, RequestFailure, decode_frame
 from .encode import (
@@ -83,6 +84,7 @@ __all__ = [
     "NormalizedSamplingParams",
     "QueueFullError",
     "RequestFailure",
+    "RequestLimits",
     "Rid",
     "SamplingParams",
     "SchedulerGoneError",

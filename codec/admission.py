@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import flag, integer, token_ids
+from .checks import DEFAULT_LIMITS, RequestLimits, flag, integer, token_ids
 from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
@@ -51,8 +51,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True):
     allow_auto_truncate: bool = False
     enable_return_hidden_states: bool = False
     max_prompt_bytes: int = default("max_prompt_bytes")
-    max_token_ids_logprob: int = default("max_token_ids_logprob")
-    max_top_logprobs: int = default("max_top_logprobs")
+    limits: RequestLimits = DEFAULT_LIMITS
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -107,9 +106,24 @@ class Fit(NamedTuple):
 
 
 def admit(request: GenerateRequest, rules: AdmissionRules, schema: WireSchema) -> NormalizedRequest:
-    """The checked form of `request`. Raises ValidationError, which names the field and shows its value safely."""
+    """The checked form of `request`. Raises ValidationError, which names the field and shows its value safely.
+
+    Its `rid` is the client's own, once that was found usable.
+    """
     if not isinstance(request, GenerateRequest):
         raise ValidationError(f"a request must be a GenerateRequest, not {show(request)}")
+    given = request.rid
+    if given is None:
+        return _admit(request, Rid.mint(), rules, schema)
+    rid = given if isinstance(given, Rid) else Rid.from_client(given, rules.limits.max_rid_bytes)
+    try:
+        return _admit(request, rid, rules, schema)
+    except ValidationError as error:
+        error.rid = rid.client_facing
+        raise
+
+
+def _admit(request: GenerateRequest, rid: Rid, rules: AdmissionRules, schema: WireSchema) -> NormalizedRequest:
     text, ids = request.text, None
     if (text is None) == (request.input_ids is None):
         raise ValidationError("exactly one of text and input_ids must be given", field="text")
@@ -130,20 +144,15 @@ def admit(request: GenerateRequest, rules: AdmissionRules, schema: WireSchema) -
     else:
         ids = prompt_ids(request.input_ids, rules.vocab_size)
         nbytes += ids.nbytes
-    rid = (
-        Rid.mint()
-        if request.rid is None
-        else request.rid
-        if isinstance(request.rid, Rid)
-        else Rid.from_client(request.rid)
-    )
     sampling = _sampling(request.sampling_params, rules)
     if flag("return_hidden_states", request.return_hidden_states, False) and not rules.enable_return_hidden_states:
         raise ValidationError(
             "return_hidden_states needs a server started with enable_return_hidden_states", field="return_hidden_states"
         )
-    asked = token_ids("token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.max_token_ids_logprob)
-    wire_fields = _wire_fields(request.wire_fields, schema)
+    asked = token_ids(
+        "token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.limits.max_token_ids_logprob
+    )
+    wire_fields = _wire_fields(request.wire_fields, schema, rules.limits.max_custom_params_bytes)
     return NormalizedRequest(
         rid=rid,
         text=None if text is None else str(text),
@@ -153,7 +162,7 @@ def admit(request: GenerateRequest, rules: AdmissionRules, schema: WireSchema) -
         return_logprob=flag("return_logprob", request.return_logprob, False),
         logprob_start_len=integer("logprob_start_len", request.logprob_start_len, -1, -1, _INT64_MAX),
         top_logprobs_num=integer(
-            "top_logprobs_num", request.top_logprobs_num, 0, 0, min(rules.max_top_logprobs, rules.vocab_size)
+            "top_logprobs_num", request.top_logprobs_num, 0, 0, min(rules.limits.max_top_logprobs, rules.vocab_size)
         ),
         token_ids_logprob=asked,
         return_text_in_logprobs=flag("return_text_in_logprobs", request.return_text_in_logprobs, False),
@@ -173,6 +182,14 @@ def fit_length(n_input_tokens: int, request: NormalizedRequest, rules: Admission
     With `allow_auto_truncate` a prompt that does not fit keeps its head and leaves room for max_new_tokens, at least one token
     of each; a prompt that fits has max_new_tokens lowered, which is refused below min_new_tokens.
     """
+    try:
+        return _fit(n_input_tokens, request, rules)
+    except ValidationError as error:
+        error.rid = request.rid.client_facing
+        raise
+
+
+def _fit(n_input_tokens: int, request: NormalizedRequest, rules: AdmissionRules) -> Fit:
     asked, least = request.sampling.max_new_tokens, request.sampling.min_new_tokens
     room = rules.context_len - rules.num_reserved_tokens
     kept, budget = n_input_tokens, asked
@@ -257,7 +274,7 @@ def _sampling(params: Any, rules: AdmissionRules) -> NormalizedSamplingParams:
     elif not isinstance(params, (SamplingParams, NormalizedSamplingParams)):
         raise ValidationError(f"sampling_params must be an object, not {show(params)}", field="sampling_params")
     normal: NormalizedSamplingParams = params.normalize(
-        vocab_size=rules.vocab_size, skip_tokenizer_init=rules.skip_tokenizer_init
+        vocab_size=rules.vocab_size, skip_tokenizer_init=rules.skip_tokenizer_init, limits=rules.limits
     )
     return normal
 
@@ -283,7 +300,7 @@ _WIRE_TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def _wire_fields(fields: Any, schema: WireSchema) -> dict[str, Any]:
+def _wire_fields(fields: Any, schema: WireSchema, limit: int) -> dict[str, Any]:
     """Header fields that headrace does not own, checked against the schema; null is the field's default."""
     if fields is None:
         return {}
@@ -298,11 +315,11 @@ def _wire_fields(fields: Any, schema: WireSchema) -> dict[str, Any]:
                 field=name if isinstance(name, str) else "wire_fields",
             )
         if value is not None:
-            checked[name] = _wire_value(free[name], value)
+            checked[name] = _wire_value(free[name], value, limit)
     return checked
 
 
-def _wire_value(field: IngressField, value: Any) -> Any:
+def _wire_value(field: IngressField, value: Any, limit: int) -> Any:
     kind = field.type.removesuffix("?")
     if kind == "ints":
         if not isinstance(value, (list, tuple)):
@@ -321,8 +338,6 @@ def _wire_value(field: IngressField, value: Any) -> Any:
         size = _encoded_size(value)
     except Exception:  # whatever has no place in msgpack: integers beyond 64 bit, foreign objects, endless nesting
         raise ValidationError(f"{field.name} cannot be put on the wire: {show(value)}", field=field.name) from None
-    if size > default("max_custom_params_bytes"):
-        raise ValidationError(
-            f"{field.name} has {size} bytes; at most {default('max_custom_params_bytes')} are allowed", field=field.name
-        )
+    if size > limit:
+        raise ValidationError(f"{field.name} has {size} bytes; at most {limit} are allowed", field=field.name)
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value)) if kind == "any" else value

@@ -56,6 +56,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
         *,
         max_batch_items: int = default("max_batch_items"),
         max_broadcast_bytes: int = default("max_broadcast_bytes"),
+        max_rid_bytes: int = default("max_rid_bytes"),
     ) -> GenerateBody:
         """A body from JSON text or an object. ValidationError for anything that has not the shape of a request or batch."""
         source = body if isinstance(body, Mapping) else parse_json(body, "the body")
@@ -92,7 +93,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
         n = len(prompts)
         if not 1 <= n <= max_batch_items:
             raise ValidationError(f"a batch must have 1 to {max_batch_items} items; {name} has {n}", field=name)
-        fields["rid"] = batch_rids(fields.get("rid"), n)
+        fields["rid"] = batch_rids(fields.get("rid"), n, max_rid_bytes)
         size = sum(_size(value) for key, value in fields.items() if not _is_per_item(key, value)) + _size(wire)
         if size * (n - 1) > max_broadcast_bytes:
             raise ValidationError(
@@ -117,18 +118,18 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def batch_rids(rid: object, n: int) -> list[str | None]:
+def batch_rids(rid: object, n: int, max_bytes: int = default("max_rid_bytes")) -> list[str | None]:
     """The client-facing rids of a batch of `n`: from none, one (``r_0``, ``r_1``, ...), or a list of distinct ones."""
     if rid is None:
         return [None] * n
     if isinstance(rid, str):
-        check_client_rid(rid)
-        return [check_client_rid(f"{rid}_{at}") for at in range(n)]
+        check_client_rid(rid, max_bytes)
+        return [check_client_rid(f"{rid}_{at}", max_bytes) for at in range(n)]
     if not isinstance(rid, (list, tuple)):
         raise ValidationError(f"rid must be a string or a list of strings, not {show(rid)}", field="rid")
     if len(rid) != n:
         raise ValidationError(f"rid has {len(rid)} entries, but there are {n} prompts", field="rid")
-    rids = [None if entry is None else check_client_rid(entry) for entry in rid]
+    rids = [None if entry is None else check_client_rid(entry, max_bytes) for entry in rid]
     seen: set[str] = set()
     for entry in rids:
         if entry is not None and entry in seen:

@@ -19,6 +19,25 @@ from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
 
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes that a client's request may have; names, defaults and reasons are those of `codec.limits`."""
+
+    max_rid_bytes: int = default("max_rid_bytes")
+    max_stop_strings: int = default("max_stop_strings")
+    max_stop_bytes: int = default("max_stop_bytes")
+    max_stop_regexes: int = default("max_stop_regexes")
+    max_stop_regex_bytes: int = default("max_stop_regex_bytes")
+    max_stop_token_ids: int = default("max_stop_token_ids")
+    max_token_ids_logprob: int = default("max_token_ids_logprob")
+    max_top_logprobs: int = default("max_top_logprobs")
+    max_logit_bias: int = default("max_logit_bias")
+    max_grammar_bytes: int = default("max_grammar_bytes")
+    max_custom_params_bytes: int = default("max_custom_params_bytes")
+
+
+DEFAULT_LIMITS: Final = RequestLimits()
+
 _FLOAT32_END: Final = 3.4028235677973366e38  # the first double that rounds to infinity in float32
 
 
@@ -98,19 +117,19 @@ def strings(key: str, value: Any, limit: int) -> tuple[str, ...]:
     return tuple(str(entry) for entry in value)
 
 
-def grammar(key: str, value: Any) -> str | None:
+def grammar(key: str, value: Any, limit: int) -> str | None:
     """A grammar within its limit of bytes; an empty one counts as absent."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
         raise ValidationError(f"{key} must be a string, not {show(value)}", field=key)
-    size, limit = check_text(key, value), default("max_grammar_bytes")
+    size = check_text(key, value)
     if size > limit:
         raise ValidationError(f"{key} has {size} bytes; at most {limit} are allowed", field=key)
     return str(value)
 
 
-def logit_bias(value: Any, vocab_size: int) -> dict[str, float] | None:
+def logit_bias(value: Any, vocab_size: int, limit: int) -> dict[str, float] | None:
     """A copy of the biases: keys are ids of the vocabulary in ASCII digits, values finite in float32."""
     if value is None:
         return None
@@ -118,11 +137,8 @@ def logit_bias(value: Any, vocab_size: int) -> dict[str, float] | None:
         raise ValidationError(
             f"logit_bias must be an object of token id to bias, not {show(value)}", field="logit_bias"
         )
-    if len(value) > default("max_logit_bias"):
-        raise ValidationError(
-            f"logit_bias holds {len(value)} entries; at most {default('max_logit_bias')} are allowed",
-            field="logit_bias",
-        )
+    if len(value) > limit:
+        raise ValidationError(f"logit_bias holds {len(value)} entries; at most {limit} are allowed", field="logit_bias")
     bias: dict[str, float] = {}
     for key, entry in value.items():
         # isdecimal alone admits other scripts' digits, and int() of a very long string is slow or raises
@@ -142,14 +158,14 @@ def logit_bias(value: Any, vocab_size: int) -> dict[str, float] | None:
     return bias
 
 
-def custom_params(value: Any) -> dict[str, Any] | None:
+def custom_params(value: Any, limit: int) -> dict[str, Any] | None:
     """A copy of the free-form parameters: scalars, lists of scalars, objects of scalars, all of them encodable."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise ValidationError(f"custom_params must be an object, not {show(value)}", field="custom_params")
     params = {_key(key, "custom_params"): _custom(entry, f"custom_params[{show(key)}]") for key, entry in value.items()}
-    size, limit = len(msgspec.msgpack.encode(params)), default("max_custom_params_bytes")
+    size = len(msgspec.msgpack.encode(params))
     if size > limit:
         raise ValidationError(f"custom_params has {size} bytes; at most {limit} are allowed", field="custom_params")
     return params

@@ -10,6 +10,7 @@ Owns: what of JSON is accepted. Rules it keeps:
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
@@ -72,22 +73,38 @@ def _constant(name: str) -> object:
 
 
 def _find(value: object) -> str | None:
-    """The place of a lone surrogate or of a number that is not finite."""
-    stack: list[tuple[str, object]] = [("", value)]
-    while stack:
-        path, value = stack.pop()
-        where = f"at {path[:200]}" if path else "at the top"
-        if isinstance(value, str) and not _encodable(value):
-            return f"a lone surrogate {where} cannot be encoded as UTF-8"
-        if isinstance(value, float) and not isfinite(value):
-            return f"a number {where} is too large"
-        if isinstance(value, dict):
-            for key, entry in value.items():
-                if not _encodable(key):
-                    return f"a lone surrogate in a key {where} cannot be encoded as UTF-8"
-                stack.append((f"{path}.{show(key)[1:-1]}", entry))
-        elif isinstance(value, list):
-            stack.extend((f"{path}[{at}]", entry) for at, entry in enumerate(value))
+    """The place of a lone surrogate or of a number that is not finite. Depth first, so it holds one path and not all of them."""
+    fault = _fault(value, "")
+    stack = [_entries(value, "")]
+    while stack and fault is None:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+            continue
+        path, entry = step
+        fault = _fault(entry, path)
+        if isinstance(entry, (dict, list)):
+            stack.append(_entries(entry, path))
+    return fault
+
+
+def _entries(value: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield f"{path}.{show(key)[1:-1]}"[:200], entry
+    elif isinstance(value, list):
+        for at, entry in enumerate(value):
+            yield f"{path}[{at}]"[:200], entry
+
+
+def _fault(value: object, path: str) -> str | None:
+    where = f"at {path}" if path else "at the top"
+    if isinstance(value, str) and not _encodable(value):
+        return f"a lone surrogate {where} cannot be encoded as UTF-8"
+    if isinstance(value, float) and not isfinite(value):
+        return f"a number {where} is too large"
+    if isinstance(value, dict) and not all(map(_encodable, value)):
+        return f"a lone surrogate in a key {where} cannot be encoded as UTF-8"
     return None
 
 

@@ -78,55 +78,53 @@ class Rid(str):
     """A request id in its internal form. It *is* the internal string, so it finds itself in a table keyed by plain strings.
 
     `client_facing` is what the client sees. Encoders that want an exact `str` (msgspec does) take ``str(rid)``.
-    Make one with `mint`, `health_check`, `from_client` or `from_wire`, never with the constructor.
+    The constructor takes an internal form, like `from_wire`.
     """
 
     __slots__ = ("client_facing",)
     client_facing: str
 
-    @classmethod
-    def _make(cls, internal: str, client_facing: str) -> Rid:
-        rid = cls(internal)
-        rid.client_facing = client_facing
+    def __new__(cls, internal: str) -> Rid:
+        rid = super().__new__(cls, internal)
+        rid.client_facing = _SUFFIX.sub("", internal)
         return rid
 
     @classmethod
     def mint(cls) -> Rid:
         """A new rid for a request whose client gave none: 32 lowercase hex digits."""
-        internal = uuid.uuid4().hex
-        return cls._make(internal, internal)
+        return cls(uuid.uuid4().hex)
 
     @classmethod
     def health_check(cls) -> Rid:
         """A new rid for a health probe."""
-        internal = f"{HEALTH_PREFIX}_{uuid.uuid4().hex}"
-        return cls._make(internal, internal)
+        return cls(f"{HEALTH_PREFIX}_{uuid.uuid4().hex}")
 
     @classmethod
-    def from_client(cls, rid: object) -> Rid:
-        """A client's rid, made unique inside. ValidationError unless it is a string of 1 to 128 bytes of UTF-8."""
-        return cls._make(check_client_rid(rid) + _suffixes.take(), str(rid))
+    def from_client(cls, rid: object, max_bytes: int = default("max_rid_bytes")) -> Rid:
+        """A client's rid, made unique inside. ValidationError unless it is a string of 1 to `max_bytes` bytes of UTF-8."""
+        client = check_client_rid(rid, max_bytes)
+        return cls(client + _suffixes.take())
 
     @classmethod
     def from_wire(cls, internal: str) -> Rid:
         """The rid that has this internal form, in whatever process it was made."""
-        return cls._make(internal, _SUFFIX.sub("", internal))
+        return cls(internal)
 
     def shard(self, n: int, seed: int = 0) -> int:
         """The shard in ``range(n)`` that owns this request; see `shard_of`."""
         return shard_of(self, n, seed)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Rid.from_wire, (str(self),))
+        return (Rid, (str(self),))
 
 
-def check_client_rid(rid: object) -> str:
+def check_client_rid(rid: object, max_bytes: int = default("max_rid_bytes")) -> str:
     """`rid` itself if a client may use it; ValidationError if not. It takes no suffix, so a batch can be judged first."""
     if not isinstance(rid, str):
         raise ValidationError(f"rid must be a string, not {show(rid)}", field="rid")
-    size, limit = check_text("rid", rid), default("max_rid_bytes")
-    if not 0 < size <= limit:
-        raise ValidationError(f"rid must have 1 to {limit} bytes of UTF-8, not {size}", field="rid")
+    size = check_text("rid", rid)
+    if not 0 < size <= max_bytes:
+        raise ValidationError(f"rid must have 1 to {max_bytes} bytes of UTF-8, not {size}", field="rid")
     if rid.startswith(HEALTH_PREFIX):
         raise ValidationError(
             f"rid must not start with {HEALTH_PREFIX}, which is kept for health probes; got {show(rid)}", field="rid"

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Final, Never
 import msgspec
 
 from . import checks
+from .checks import DEFAULT_LIMITS, RequestLimits
 from .clientjson import check_text, parse_json
 from .errors import ValidationError, show
-from .limits import default
 from .schema import WireSchema
 from .stop_regex import compile_stop_regex
 
@@ -79,7 +79,11 @@ class NormalizedSamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid
     ebnf_full_assistant: ClassVar[bool] = False
 
     def normalize(
-        self, *, vocab_size: int | None = None, skip_tokenizer_init: bool = False
+        self,
+        *,
+        vocab_size: int | None = None,
+        skip_tokenizer_init: bool = False,
+        limits: RequestLimits = DEFAULT_LIMITS,
     ) -> NormalizedSamplingParams:
         """Itself: normalising twice is normalising once."""
         return self
@@ -200,11 +204,13 @@ class SamplingParams:
         )
         return f"SamplingParams({', '.join(given)})"
 
-    def normalize(self, *, vocab_size: int, skip_tokenizer_init: bool = False) -> NormalizedSamplingParams:
+    def normalize(
+        self, *, vocab_size: int, skip_tokenizer_init: bool = False, limits: RequestLimits = DEFAULT_LIMITS
+    ) -> NormalizedSamplingParams:
         """The checked form, with every default filled in. `vocab_size` is the number of rows of the model's embedding.
 
         `skip_tokenizer_init`: there is no text, so stop strings, stop_regex and min_new_tokens > 0 are refused.
-        Raises ValidationError with `field` set; reads the fields once and keeps no reference to a client's container.
+        `limits` are the sizes allowed. Raises ValidationError with `field` set; keeps no reference to a client's container.
         """
         temperature = checks.number("temperature", self.temperature, 1.0)
         top_k = checks.integer("top_k", self.top_k, -1, -INT32_MAX, INT32_MAX)
@@ -247,19 +253,25 @@ class SamplingParams:
         if n != 1:
             raise ValidationError(f"n is {show(n)}; only 1 is supported: send {n} requests instead", field="n")
         beam_width = None if self.beam_width is None else checks.integer("beam_width", self.beam_width, 1, 1, 1)
-        stop_strs = checks.strings("stop", self.stop, default("max_stop_strings"))
+        stop_strs = checks.strings("stop", self.stop, limits.max_stop_strings)
         stop_str_max_len = 0
         for stop in stop_strs:
             size = check_text("stop", stop)
-            if not 0 < size <= default("max_stop_bytes"):
+            if not 0 < size <= limits.max_stop_bytes:
                 raise ValidationError(
-                    f"stop holds {show(stop)} of {size} bytes; each must have 1 to {default('max_stop_bytes')}",
+                    f"stop holds {show(stop)} of {size} bytes; each must have 1 to {limits.max_stop_bytes}",
                     field="stop",
                 )
             stop_str_max_len = max(stop_str_max_len, size)
-        stop_regex_strs = checks.strings("stop_regex", self.stop_regex, default("max_stop_regexes"))
+        stop_regex_strs = checks.strings("stop_regex", self.stop_regex, limits.max_stop_regexes)
         stop_regex_max_len = 0
         for pattern in stop_regex_strs:
+            size = check_text("stop_regex", pattern)
+            if size > limits.max_stop_regex_bytes:
+                raise ValidationError(
+                    f"stop_regex {show(pattern)} has {size} bytes; at most {limits.max_stop_regex_bytes} are allowed",
+                    field="stop_regex",
+                )
             stop_regex_max_len = max(stop_regex_max_len, compile_stop_regex(pattern)[1])
         if skip_tokenizer_init:
             for key, bad in (("stop", stop_strs), ("stop_regex", stop_regex_strs), ("min_new_tokens", min_new_tokens)):
@@ -267,7 +279,7 @@ class SamplingParams:
                     raise ValidationError(
                         f"{key} needs text, and skip_tokenizer_init is set; got {show(bad)}", field=key
                     )
-        grammars = [checks.grammar(key, getattr(self, key)) for key in _GRAMMARS]
+        grammars = [checks.grammar(key, getattr(self, key), limits.max_grammar_bytes) for key in _GRAMMARS]
         if len(grammars) - grammars.count(None) > 1:
             names = [key for key, value in zip(_GRAMMARS, grammars, strict=True) if value is not None]
             raise ValidationError(
@@ -277,7 +289,7 @@ class SamplingParams:
         return NormalizedSamplingParams(
             max_new_tokens=max_new_tokens,
             stop_token_ids=checks.token_ids(
-                "stop_token_ids", self.stop_token_ids, vocab_size, default("max_stop_token_ids")
+                "stop_token_ids", self.stop_token_ids, vocab_size, limits.max_stop_token_ids
             ),
             temperature=temperature,
             top_p=top_p,
@@ -302,11 +314,11 @@ class SamplingParams:
             stream_interval=None
             if self.stream_interval is None
             else checks.integer("stream_interval", self.stream_interval, 1, 1, INT32_MAX),
-            logit_bias=checks.logit_bias(self.logit_bias, vocab_size),
+            logit_bias=checks.logit_bias(self.logit_bias, vocab_size, limits.max_logit_bias),
             sampling_seed=None
             if self.sampling_seed is None
             else checks.integer("sampling_seed", self.sampling_seed, 0, *_INT64),
-            custom_params=checks.custom_params(self.custom_params),
+            custom_params=checks.custom_params(self.custom_params, limits.max_custom_params_bytes),
             stop_strs=stop_strs,
             stop_regex_strs=stop_regex_strs,
             stop_str_max_len=stop_str_max_len,

@@ -37,6 +37,7 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any, Final, NamedTuple
 
+from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
 
@@ -54,7 +55,8 @@ _cache_lock: Final = threading.Lock()
 def compile_stop_regex(pattern: object) -> tuple[re.Pattern[str], int]:
     """The compiled pattern and its window in characters: the maximal width of a match, 2^30 when unbounded.
 
-    ValidationError (field ``stop_regex``) when it is not a string, is too long, does not compile, or breaks the rule above.
+    ValidationError (field ``stop_regex``) when it is not a string, does not compile, or breaks the rule above; how long it may
+    be is for `SamplingParams.normalize` to say.
     Only successes are cached; a full cache is cleared whole, because clients choose the keys.
     """
     if isinstance(pattern, str):
@@ -78,14 +80,7 @@ def _judge(pattern: object) -> tuple[re.Pattern[str], int]:
         raise _refuse(pattern, "is not a string")
     if not pattern:
         raise _refuse(pattern, "is empty")
-    try:
-        size = len(pattern.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise ValidationError(
-            "stop_regex holds a lone surrogate, which cannot be encoded as UTF-8", field="stop_regex"
-        ) from None
-    if size > default("max_stop_regex_bytes"):
-        raise _refuse(pattern, f"has {size} bytes; at most {default('max_stop_regex_bytes')} are allowed")
+    check_text("stop_regex", pattern)
     if _ambiguous_set(pattern):
         raise _refuse(
             pattern,

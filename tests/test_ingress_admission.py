@@ -20,6 +20,7 @@ from headrace.codec import (
     fit_length,
     strategies_ingress,
 )
+from headrace.codec.checks import RequestLimits
 from hypothesis import given
 from hypothesis import strategies as st
 from ingress_helpers import RULES, V1, V2, admit_body, refusal
@@ -384,3 +385,21 @@ def test_valid_requests_are_admitted_and_encode_for_both_revisions(made: Generat
         message = encode_generate(schema, admitted, [1] if admitted.input_ids is None else admitted.input_ids)
         assert len(msgspec.msgpack.decode(message.header)) == len(schema.ingress_fields)
         assert admitted.nbytes > 0
+
+
+def test_the_sizes_of_rid_and_logprobs_are_configurable() -> None:
+    small = msgspec.structs.replace(
+        RULES, limits=RequestLimits(max_rid_bytes=3, max_token_ids_logprob=1, max_top_logprobs=2)
+    )
+    request(rules=small, rid="abc", token_ids_logprob=[1], top_logprobs_num=2)
+    for fields in ({"rid": "abcd"}, {"token_ids_logprob": [1, 2]}, {"top_logprobs_num": 3}):
+        refusal(request, rules=small, **fields)
+
+
+def test_a_refusal_carries_the_clients_own_rid_and_nobody_elses() -> None:
+    error = refusal(request, rid="mine", input_ids=[-1])
+    assert error.rid == "mine"
+    assert error.to_dict() == {"error": {"code": "validation", "message": str(error), "status": 400, "rid": "mine"}}
+    assert refusal(request, input_ids=[-1]).rid is None
+    assert refusal(request, rid="\ud800").rid is None
+    assert refusal(fit_length, 5000, request(rid="mine"), RULES).rid == "mine"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from headrace.codec import NormalizedSamplingParams, SamplingParams, ValidationError, strategies_ingress
+from headrace.codec.checks import RequestLimits
 from headrace.codec.limits import default
 from hypothesis import given
 from ingress_helpers import V1, V2, normalize, refusal
@@ -349,3 +350,28 @@ def test_equality_repr_and_round_trip_of_the_clients_type() -> None:
     assert params != SamplingParams()
     assert repr(params) == "SamplingParams(stop=['x'], temperature=0.5)"
     assert repr(SamplingParams()) == "SamplingParams()"
+
+
+@pytest.mark.parametrize(
+    ("limit", "small", "fields"),
+    [
+        ("max_stop_strings", 2, {"stop": ["a"] * 3}),
+        ("max_stop_bytes", 2, {"stop": "abc"}),
+        ("max_stop_regexes", 2, {"stop_regex": ["a"] * 3}),
+        ("max_stop_regex_bytes", 2, {"stop_regex": "abc"}),
+        ("max_stop_token_ids", 2, {"stop_token_ids": [1, 2, 3]}),
+        ("max_logit_bias", 2, {"logit_bias": {"1": 1, "2": 2, "3": 3}}),
+        ("max_grammar_bytes", 2, {"regex": "abc"}),
+        ("max_custom_params_bytes", 4, {"custom_params": {"a": 1, "b": 2}}),
+    ],
+)
+def test_every_size_is_configurable(limit: str, small: int, fields: dict[str, Any]) -> None:
+    params = SamplingParams(**fields)
+    params.normalize(vocab_size=100)
+    assert str(small) in str(refusal(params.normalize, vocab_size=100, limits=RequestLimits(**{limit: small})))
+
+
+def test_larger_limits_admit_more() -> None:
+    wide = RequestLimits(max_stop_regex_bytes=1000, max_stop_strings=40)
+    params = SamplingParams(stop_regex="a" * 300, stop=["x"] * 33)
+    assert params.normalize(vocab_size=100, limits=wide).stop_regex_max_len == 300
