@@ -20,7 +20,7 @@ from ..codec.encode import encode_batch
 from ..codec.finish import FinishReason
 from ..codec.ingress import AbortMessage, ControlMessage, GenerateMessage
 from ..codec.rid import Rid
-from .schedulers import Scheduler
+from .scheduler_base import Scheduler
 
 if TYPE_CHECKING:
     from .port import SchedulerPort
