@@ -276,7 +276,7 @@ def _check(blob: bytes, column: Column, n: int, optional: bool) -> str | None:
             decode._scalar(blob, column, n, optional)
         elif column.role != "rids":
             decode._numbers(blob, column, -1 if column.per == "position" else n, optional)
-        elif decode.array_head(blob, 0, len(blob)) is None:
+        elif array_head(blob, 0, len(blob)) is None:
             return "rids"
         else:
             decode._STR_LIST.decode(blob)
