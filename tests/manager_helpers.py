@@ -212,6 +212,51 @@ def check_ended(tm: TokenizerManager, fds: int | None = None) -> None:
         assert [str(violation) for violation in validate(tm.trace)] == []
 
 
+@contextmanager
+def held(r: Rig, thread: str) -> Iterator[None]:
+    """Inside, this driver thread is kept between two steps; what reaches it waits on its lanes."""
+    inside, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        inside.set()
+        over.wait(BOUND)
+
+    driver = r.tm._thread(thread)
+    assert driver is not None
+    blocker = threading.Thread(target=driver.call, args=(hold, 2 * BOUND))
+    blocker.start()
+    assert inside.wait(BOUND)
+    try:
+        yield
+    finally:
+        over.set()
+        blocker.join(BOUND)
+
+
+def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    """`call()` on another thread; returns a function that waits for it and gives its result or raises its error."""
+    box: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            box.append((True, call()))
+        except BaseException as error:
+            box.append((False, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(BOUND)
+        assert box, "the call has not come back"
+        ok, value = box[0]
+        if not ok:
+            raise value
+        return value
+
+    return join
+
+
 def server_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Log records above debug."""
     return [
