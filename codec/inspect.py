@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from . import decode
 from .batch import BatchFrame
 from .errors import FrameError, show
@@ -72,21 +74,17 @@ def _part(report: Report, at: int, size: int, name: str, value: str) -> None:
     report["parts"].append({"at": at, "size": size, "name": name, "value": value})
 
 
-def _value(raw: bytes) -> str:
-    """One msgpack value in words."""
+def _value(raw: bytes, depth: int = 0) -> str:
+    """One msgpack value in words. Nesting is shown four deep: a bomb must not become our own recursion."""
     head = array_head(raw, 0, len(raw))
-    if head is None or head[0] == 0:
+    if head is None or head[0] == 0 or depth == 4:
         value = decode_plain(raw)
-        return (
-            show(value)
-            if not hasattr(value, "__buffer__") and type(value).__name__ != "Raw"
-            else f"msgpack {show(raw.hex())}"
-        )
+        return f"msgpack {show(raw[:40].hex())}" if isinstance(value, msgspec.Raw) else show(value)
     count, at = head
     words = []
     for _ in range(min(count, _SHOWN_ENTRIES)):
         after = skip(raw, at, len(raw))
-        words.append(_value(raw[at:after]))
+        words.append(_value(raw[at:after], depth + 1))
         at = after
     text = ", ".join(words) + (", ..." if count > _SHOWN_ENTRIES else "")
     return f"[{text if len(text) <= 160 else text[:157] + '...'}]" + (f" ({count} entries)" if count > 4 else "")
