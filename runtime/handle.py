@@ -259,7 +259,9 @@ class RequestHandle:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise InternalError("this request belongs to another process; threads do not survive a fork", rid=self._shown)
+            raise InternalError(
+                "this request belongs to another process; threads do not survive a fork", rid=self._shown
+            )
 
     def _begin(self, iterator: _Iterator) -> _Iterator:
         """Somebody starts to read: `iterator`, for as long as it is alive and not exhausted, or (None) this very call."""
