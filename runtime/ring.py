@@ -123,7 +123,8 @@ class _Core(Generic[T]):
                 self._nbytes += nbytes
                 self._step(RingEvent.PUSH_FILLS if self._full else RingEvent.PUSH)
                 if self._parked_consumers:
-                    self._arrived.notify()
+                    # all of them: `wait` takes nothing, so whoever woke first has not used up what a second waiter waits for
+                    self._arrived.notify_all()
         if items and self.consumer_bell is not None:
             self.consumer_bell.ring()
         return PushResult.OK

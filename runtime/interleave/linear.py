@@ -1,8 +1,9 @@
 """Linearizability: whether a history of overlapping calls could have happened one call at a time.
 
-Owns: models, histories, and the checker. The checker is Wing and Gong's search with Lowe's memo: take any call that no other
-unfinished call precedes, ask the model for an outcome equal to what was seen, go on; a pair (calls taken, model state) that has failed
-once is not tried again.
+Owns: models, histories, and the two checkers. `linearize` judges a whole history by Wing and Gong's search with Lowe's memo: take any
+call that no other unfinished call precedes, ask the model for an outcome equal to what was seen, go on; a pair (calls taken, model
+state) that has failed once is not tried again. `Tracker` judges a history while it grows, by keeping every configuration that could
+explain it so far; what it keeps is all of the past that the verdict on the future depends on, so a search can use it as a state.
 
 A history may end with calls that never returned, because their threads sleep. Such an end is right when *some* order of the returned
 calls leaves the model in a state in which every sleeper has to wait. If there is none, somebody sleeps whom the specification would let
@@ -87,6 +88,54 @@ def linearize(history: History, model: Model) -> list[int] | None:
         return False
 
     return order if search(0, model.start()) else None
+
+
+class Tracker:
+    """The same verdict, call by call: what the model may look like now, and which open calls would have happened by then."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._open: dict[int, tuple[str, tuple[Any, ...]]] = {}
+        self._configs: set[tuple[frozenset[tuple[int, Any]], Hashable]] = {(frozenset(), model.start())}
+
+    def call(self, thread: int, name: str, args: tuple[Any, ...]) -> None:
+        """The thread is in this call from now on."""
+        self._open[thread] = (name, args)
+
+    def returned(self, thread: int, result: Any) -> bool:
+        """The thread's call has returned `result` (as `canon` gives it); False if no order explains that."""
+        model, kept = self._model, set()
+        reached = list(self._configs)
+        seen = set(reached)
+        while reached:
+            done, state = reached.pop()
+            mine = next((one for one in done if one[0] == thread), None)
+            if mine is not None:
+                if mine[1] == result:
+                    kept.add((done - {mine}, state))
+                continue
+            for other, (name, args) in self._open.items():
+                if any(other == one[0] for one in done):
+                    continue
+                for outcome, after in model.step(state, name, args):
+                    config = (done | {(other, canon(outcome))}, after)
+                    if config not in seen:
+                        seen.add(config)
+                        reached.append(config)
+        del self._open[thread]
+        self._configs = kept
+        return bool(kept)
+
+    def sleepers_must_wait(self) -> bool:
+        """Whether some order of the returned calls leaves every open call waiting."""
+        return any(
+            not done and not any(True for call in self._open.values() for _ in self._model.step(state, *call))
+            for done, state in self._configs
+        )
+
+    def key(self) -> Hashable:
+        """All of the past that verdicts on the future depend on."""
+        return frozenset(self._configs)
 
 
 def explain(history: History) -> str:

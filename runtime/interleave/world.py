@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .guard import GUARDS, Guard, canon, guard_class
-from .linear import Called, Raised
+from .linear import Called, Raised, Tracker
 from .primitives import Condition, Lock, Primitives, ScenarioError
 
 
@@ -92,9 +92,8 @@ class Actor:
             number,
             left,
             self.timed_out,
+            self.stamped,
             self.at,
-            tuple(self.result_keys),
-            tuple(self.before),
             tuple(self.known),
         )
 
@@ -177,7 +176,8 @@ class World:
         self.actors: list[Actor] = []
         self.steps: list[tuple[Actor, str, Any, int]] = []
         self.guards: list[Guard] = []
-        self.with_history = False
+        self.tracker: Tracker | None = None
+        self.results_matter = True
         self.interactive = False
         self.raises: tuple[type[BaseException], ...] = ()
         self.subject: Any = None
@@ -306,16 +306,27 @@ class World:
             else:
                 result = self._call(me, task)
             if not me.stamped:
-                me.before.append(self._returned if self.with_history else 0)
-            if not task.follows and self.with_history:
+                self._made(me)
+            key = canon(result)
+            if not task.follows:
                 self._returned |= 1 << (me.first_bit + me.at)
             me.results.append(result)
-            me.result_keys.append(canon(result))
+            me.result_keys.append(key)
+            if self.tracker is not None and not task.follows and not self.tracker.returned(me.index, key):
+                self.fail("order", f"no order of the calls explains that {me.name}: {task.name} returned {result!r}")
             me.at += 1
             me.stamped = False
             me.known.clear()
             me.aliases.clear()
             me.primitives_made = 0
+
+    def _made(self, me: Actor) -> None:
+        """The thread's call counts as made from now on."""
+        me.stamped = True
+        me.before.append(self._returned)
+        task = me.ops[me.at]
+        if self.tracker is not None and not task.follows:
+            self.tracker.call(me.index, task.name, task.args)
 
     def _call(self, me: Actor, task: Op) -> Any:
         assert task.function is not None
@@ -345,9 +356,8 @@ class World:
         kind, target = me.pending
         if kind == "lock":
             target.owner, target.depth = me, 1
-        if not me.stamped:
-            me.stamped = True
-            me.before.append(self._returned if self.with_history else 0)
+        if not me.stamped and me.at < len(me.ops):
+            self._made(me)
         me.step_touched.clear()
         for value in me.aliases.values():
             me.known.append(canon(value))
@@ -553,6 +563,8 @@ class World:
             tuple([guard.snapshot() for guard in self.guards]),
             frozenset([(lock.number, lock.owner.name) for lock in self._locks if lock.owner is not None]),
             tuple([actor.key(self.now) for actor in self.actors]),
+            tuple([tuple(actor.result_keys) for actor in self.actors]) if self.results_matter else (),
+            None if self.tracker is None else self.tracker.key(),
             tuple([canon(state()) for state in self._watched]),
             self.spurious_left,
             order,
