@@ -129,16 +129,17 @@ def demo(
     return lambda: run(options)
 
 
-@app.command(short_help="An egress frame, in words.")
+@app.command(short_help="A frame, in words.")
 def inspect(
-    file: Annotated[str, typer.Argument(help="A file that holds one egress frame; - is standard input.")],
+    file: Annotated[str, typer.Argument(help="A file that holds one frame or ingress header; - is standard input.")],
     wire: Annotated[str, typer.Option(help="Wire revision: v1, v2, or a schema file.")] = "v1",
     hex_: Annotated[bool, typer.Option("--hex", help="The file holds hexadecimal digits.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole report, as JSON.")] = False,
 ) -> Job:
     """A frame, in words: tag, header by field, columns, offsets, the broken rule if it is broken (exit status 1)."""
     from .runtime.commands import inspect_file
 
-    return lambda: inspect_file(file, wire, hex_, sys.stdout)
+    return lambda: inspect_file(file, wire, hex_, as_json, sys.stdout)
 
 
 @spec_app.command("list")

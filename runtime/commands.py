@@ -1,53 +1,48 @@
-"""The small commands of the command line: ``inspect`` (a frame, in words) and ``spec`` (the machines and the wire, as data).
+"""The small commands of the command line: ``inspect`` (a frame or message, in words) and ``spec`` (the machines and the wire, as data).
 
-Owns: what they print. Rules it keeps: a frame's text of any kind is shown through `show`, which makes it harmless and short; a
-broken frame is an answer, not a mistake of the user, and has the exit status 1.
+Owns: files, formats and exit statuses; what a frame is said to be comes from `codec/inspect.py`. A broken frame is an answer, not
+a mistake of the user, and has the exit status 1.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Final
-
-import numpy as np
+from typing import IO
 
 from .. import specs
-from ..codec.batch import BatchFrame
-from ..codec.decode import REASONS, ControlResult, decode_frame
-from ..codec.errors import FrameError, ValidationError, show
-from ..codec.schema import WireSchema, load_schema, schema_names
+from ..codec.errors import ValidationError, show
+from ..codec.inspect import describe, render
+from ..codec.schema import load_schema, schema_names
 from ..fsm import MACHINES, export
 from ..fsm.exports import FORMATS
-
-_ROWS: Final = 20  # requests of a frame that are listed; the rest is counted
-
 
 # ---- inspect
 
 
-def inspect_file(file: str, wire: str, is_hex: bool, out: IO[str]) -> int:
-    """Describes the frame in `file` ("-": standard input) on `out`; 0, or 1 for a broken frame."""
+def inspect_file(file: str, wire: str, is_hex: bool, as_json: bool, out: IO[str]) -> int:
+    """Describes the frame or message in `file` ("-": standard input) on `out`; 0, or 1 for a broken one."""
     schema = load_schema(wire)
-    frame = _read(file, schema.max_frame_bytes + 1)
+    data = _read(file, schema.max_frame_bytes + 1)
     if is_hex:
         try:
-            frame = bytes.fromhex(frame.decode("ascii"))
+            data = bytes.fromhex(data.decode("ascii"))
         except ValueError:
             raise ValidationError(f"{show(file)} does not hold hexadecimal digits only") from None
-    broken = False
-    for line in describe(frame, schema):
-        broken = broken or line.startswith("broken rule")
-        out.write(line + "\n")
-    return 1 if broken else 0
+    report = describe(data, schema)
+    lines = [json.dumps(report)] if as_json else render(report)
+    out.write("".join(f"{line}\n" for line in lines))
+    return 0 if report["ok"] else 1
 
 
 def _read(file: str, most: int) -> bytes:
     try:
         if file == "-":
+            if sys.stdin is None:
+                raise ValidationError("standard input is closed")
             return sys.stdin.buffer.read(most)
         with open(file, "rb") as source:
             return source.read(most)
@@ -55,68 +50,6 @@ def _read(file: str, most: int) -> bytes:
         raise ValidationError(f"{show(file)} cannot be read: {error.strerror}") from None
     except ValueError:
         raise ValidationError(f"{show(file)} is not the name of a file") from None
-
-
-def describe(frame: bytes, schema: WireSchema) -> Iterator[str]:
-    """The lines of a description of `frame`, read by `schema`."""
-    yield f"frame         {len(frame)} bytes, read as wire {schema.name}"
-    if frame:
-        names = {1: "RESULT", 2: "BATCH", 3: "ERROR"}
-        yield f"tag           {frame[0]} ({names.get(frame[0], 'unknown')})"
-    try:
-        decoded = decode_frame(frame, schema)
-    except FrameError as error:
-        if len(frame) >= 5 and frame[0] == 2:
-            yield f"header        announced: {int.from_bytes(frame[1:5], 'little')} bytes"
-        yield f"broken rule   {error.reason}: {REASONS.get(error.reason, '')}"
-        yield f"found         {error.message.removeprefix(f'{error.reason}: ')}"
-        yield f"requests      {_some(error.rids)}{'' if error.rids_complete else '; the list could not be read whole'}"
-        return
-    if isinstance(decoded, BatchFrame):
-        yield from _batch(frame, decoded, schema)
-    elif isinstance(decoded, ControlResult):
-        yield f"rid           {show(decoded.rid)}"
-        yield f"payload       {len(decoded.payload)} bytes: {show(decoded.payload)}"
-    else:
-        yield f"rid           {show(decoded.rid)}"
-        yield f"message       {show(decoded.message)}"
-
-
-def _batch(frame: bytes, batch: BatchFrame, schema: WireSchema) -> Iterator[str]:
-    header = int.from_bytes(frame[1:5], "little")
-    ids = np.dtype(schema.id_dtype)
-    at = 5 + header
-    yield f"header        {header} bytes at offset 5, {batch.unknown_columns} unknown positions skipped"
-    yield f"requests      {len(batch)}, of which {len(batch.finished)} end here"
-    yield f"token ids     {len(batch.token_ids)} of {ids.name} at offset {at}"
-    at += batch.token_ids.nbytes
-    for family in schema.egress.families:
-        for suffix, kind in (("val", family.values), ("idx", family.indices)):
-            arrays = [batch.extras(i).get(f"{family.name}_{suffix}") for i in range(len(batch))] if kind else []
-            count = sum(len(array) for array in arrays if array is not None)
-            if count:
-                yield f"{family.name + '_' + suffix:<13} {count} of {kind} at offset {at} ({family.meaning})"
-                at += 4 * count
-    for i in range(min(len(batch), _ROWS)):
-        chunk = batch[i]
-        low, high = int(batch.offsets[i]), int(batch.offsets[i + 1])
-        reason = "goes on" if chunk.finish_reason is None else f"ends: {show(chunk.finish_reason.to_map())}"
-        scalars = "".join(
-            f", {name} {show(value)}" for name, value in chunk.scalars.items() if value not in (None, 0, False)
-        )
-        yield f"  {show(chunk.rid)}: prompt {chunk.prompt_tokens} tokens, ids {low}..{high}{_ids(chunk.token_ids.tolist())}, {reason}{scalars}"
-    if len(batch) > _ROWS:
-        yield f"  … and {len(batch) - _ROWS} more requests"
-
-
-def _ids(ids: list[int]) -> str:
-    return f" [{', '.join(map(str, ids[:8]))}{', …' if len(ids) > 8 else ''}]" if ids else ""
-
-
-def _some(rids: list[str]) -> str:
-    if not rids:
-        return "none could be read"
-    return ", ".join(map(show, rids[:_ROWS])) + (f" and {len(rids) - _ROWS} more" if len(rids) > _ROWS else "")
 
 
 # ---- spec
@@ -150,23 +83,30 @@ def _wire_json(which: str) -> str:
     return json.dumps(asdict(load_schema(which)), indent=2) + "\n"
 
 
-def stale(folder: Path | None = None) -> list[str]:
-    """What the files in `folder` (default: the shipped machines) disagree about with the declarations; empty: up to date."""
-    folder = folder if folder is not None else specs.path("machines")
+def stale(root: Path | None = None) -> list[str]:
+    """What the generated files below `root` (default: the shipped `specs/`) disagree about with the code; empty: up to date."""
+    from ..codec import vectors, vectors_ingress
+
+    root = root if root is not None else specs.path()
+    made = {f"machines/{name}.json": export(machine, "json") for name, machine in MACHINES.items()}
+    made |= {path.removeprefix("specs/"): content for path, content in vectors.generated().items()}
     problems = []
-    known = {f"{name}.json" for name in MACHINES}
-    for name, machine in MACHINES.items():
-        file = folder / f"{name}.json"
+    for path, content in made.items():
+        file = root / path
         if not file.is_file():
-            problems.append(f"machines/{name}.json is missing")
-        elif file.read_text("utf-8") != export(machine, "json"):
-            problems.append(f"machines/{name}.json is not what fsm/{name}.py declares; export it again")
-    for file in sorted(folder.glob("*.json")):
-        if file.name not in known and not file.name.endswith(".schema.json"):
-            problems.append(f"machines/{file.name} belongs to no machine")
-    for name in schema_names():
-        try:
-            load_schema(name)
-        except ValidationError as error:
-            problems.append(f"wire/{name}.toml: {error.message}")
+            problems.append(f"{path} is missing")
+        elif file.read_text("utf-8") != content:
+            problems.append(f"{path} is not what the code declares; generate it again")
+    for name, cases in vectors_ingress.vectors().items():
+        file = root / "vectors" / f"{name}.json"
+        if not file.is_file():
+            problems.append(f"vectors/{name}.json is missing")
+        elif json.loads(file.read_text("utf-8")) != cases:
+            problems.append(f"vectors/{name}.json is not what the code makes; generate it again")
+    known = {f"{name}.json" for name in MACHINES}
+    problems += [
+        f"machines/{file.name} belongs to no machine"
+        for file in sorted((root / "machines").glob("*.json"))
+        if file.name not in known and not file.name.endswith(".schema.json")
+    ]
     return problems

@@ -1,18 +1,22 @@
 """The command line as a person or a script meets it: a process of its own, its output and its exit status."""
 
 import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
-from headrace import __version__
+from headrace import __version__, specs
 from headrace.__main__ import main
 from headrace.codec.chunk import ChunkEvent
 from headrace.codec.encode import encode_batch, frame_egress_error, frame_egress_result
 from headrace.codec.schema import load_schema
 from headrace.fsm import MACHINES, export
+from headrace.runtime import commands
+from headrace.runtime.commands import stale
 
 ENVIRONMENT = {**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
 
@@ -231,12 +235,15 @@ def test_inspect_tells_a_batch_in_words(tmp_path, wire):
     assert (status, err) == (0, "")
     for words in (
         "2 (BATCH)",
-        f"wire {wire}",
-        "2, of which 1 end here",
-        "'first': prompt 7 tokens, ids 0..3 [11, 12, 13], goes on",
+        f"schema {wire}",
+        "'first', 3 ids [11, 12, 13], running, prompt_tokens 7",
         "'matched': 21",
+        "valid",
     ):
         assert words in out
+    report = json.loads(headrace("inspect", str(file), "--wire", wire, "--json")[1])
+    assert report["ok"] is True
+    assert len(report["requests"]) == 2
 
 
 def test_inspect_reads_hexadecimal_and_standard_input():
@@ -244,7 +251,7 @@ def test_inspect_reads_hexadecimal_and_standard_input():
     status, out, _ = headrace("inspect", "-", "--hex", stdin=data)
     assert status == 0
     assert "1 (RESULT)" in out
-    assert "7 bytes: b'payload'" in out
+    assert "b'payload'" in out
     status, out, _ = headrace("inspect", "-", stdin=frame_egress_error("c2", "no\x1b[2J"))
     assert status == 0
     assert "3 (ERROR)" in out
@@ -261,13 +268,14 @@ def test_inspect_reads_hexadecimal_and_standard_input():
         (frame(load_schema("v1"))[:-1], "data_length"),
         (frame(load_schema("v1")) + b"\0", "data_length"),
     ],
+    ids=["nothing", "tag", "header", "result", "short", "long"],
 )
 def test_inspect_names_the_broken_rule_with_status_1(data, rule):
     status, out, err = headrace("inspect", "-", stdin=data)
     assert (status, err) == (1, "")
-    assert f"broken rule   {rule}: " in out
+    assert f": {rule}: " in out
     if rule == "data_length":
-        assert "'first', 'second'" in out
+        assert "it names 'first', 'second' (all of them)" in out
 
 
 # ---- spec
@@ -284,18 +292,25 @@ def test_spec_lists_and_exports_every_machine_and_wire(here):
     assert '"name": "v2"' in here("spec", "export", "wire/v2", "--format", "json")[1]
 
 
-def test_spec_check_passes_here_and_finds_every_kind_of_staleness(tmp_path):
-    from headrace.runtime.commands import stale
+def test_spec_check_passes_here_and_finds_every_kind_of_staleness(tmp_path, here, monkeypatch):
 
-    assert headrace("spec", "check") == (0, "the exports are up to date\n", "")
-    for name, machine in MACHINES.items():
-        (tmp_path / f"{name}.json").write_text(export(machine, "json"), encoding="utf-8")
+    assert here("spec", "check") == (0, "the exports are up to date\n", "")
+    for folder in ("machines", "vectors"):
+        shutil.copytree(specs.path(folder), tmp_path / folder)
     assert stale(tmp_path) == []
-    (tmp_path / "sink.json").unlink()
-    (tmp_path / "ring.json").write_text("{}")
-    (tmp_path / "extra.json").write_text("{}")
-    assert [problem.split(" ")[0] for problem in stale(tmp_path)] == [
+    (tmp_path / "machines" / "sink.json").unlink()
+    (tmp_path / "machines" / "ring.json").write_text("{}")
+    (tmp_path / "machines" / "extra.json").write_text("{}")
+    (tmp_path / "vectors" / "egress-v1.json").write_text("[]")
+    (tmp_path / "vectors" / "ingress-v1.json").write_text("[]")
+    (tmp_path / "vectors" / "ingress-bad.json").unlink()
+    assert sorted(problem.split(" ")[0] for problem in stale(tmp_path)) == [
+        "machines/extra.json",
         "machines/ring.json",
         "machines/sink.json",
-        "machines/extra.json",
+        "vectors/egress-v1.json",
+        "vectors/ingress-bad.json",
+        "vectors/ingress-v1.json",
     ]
+    monkeypatch.setattr(commands, "stale", lambda: ["machines/sink.json is missing"])
+    assert here("spec", "check") == (1, "machines/sink.json is missing\n1 problem(s)\n", "")
