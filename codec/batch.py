@@ -70,6 +70,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         "_rows",
         "_scalar_cache",
         "_scalars",
+        "layout",
         "offsets",
         "rids",
         "schema",
@@ -104,6 +105,30 @@ class BatchFrame(Sequence[ChunkEvent]):
         self._lengths: NDArray[np.int64] | None = None
         self._scalar_cache: dict[str, list[Any]] | None = None
         self._row_offsets: dict[str, tuple[NDArray[np.int64], NDArray[np.int64] | None]] = {}
+        self.layout = self
+        """Frames with the same layout object have equal headers (see `FrameDecoder`)."""
+
+    def with_ids(self, token_ids: NDArray[Any]) -> BatchFrame:
+        """A frame with the same header and other ids (as many); everything but them is shared."""
+        frame = BatchFrame.__new__(BatchFrame)
+        # one by one: this runs at every step, and a loop over the names or copy() costs more than the rest of the decode
+        frame.schema = self.schema
+        frame.rids = self.rids
+        frame.token_ids = token_ids
+        frame.offsets = self.offsets
+        frame.unknown_columns = self.unknown_columns
+        frame._finish = self._finish
+        frame._prompt_tokens = self._prompt_tokens
+        frame._prompt_array = self._prompt_array
+        frame._scalars = self._scalars
+        frame._parts = self._parts
+        frame._rows = self._rows
+        frame._finish_cache = self._finish_cache
+        frame._lengths = self._lengths
+        frame._scalar_cache = self._scalar_cache
+        frame._row_offsets = self._row_offsets
+        frame.layout = self.layout
+        return frame
 
     def __len__(self) -> int:
         return len(self.rids)
