@@ -156,11 +156,19 @@ class Hub:
     def put_items(self, items: Sequence[tuple[Sink, EgressItem.Frame | Terminal]]) -> list[tuple[int, SinkError]]:
         """Deltas and terminal items in order. Returns (index, why) for those that were refused; nothing of those was stored."""
         refused = []
+        # A frame may name a request twice. Behind a delta that did not fit, an end without a delta would still find the reserved
+        # slot, and a stream that lost output would end like a success; only an error may follow.
+        lost: set[Sink] = set()
         with self.lock:
             for index, (sink, item) in enumerate(items):
-                why = sink._offer(item)
+                if sink in lost and not isinstance(item, EgressItem.Error):
+                    why: SinkError | None = SinkError.FULL
+                else:
+                    why = sink._offer(item)
                 if why is not None:
                     refused.append((index, why))
+                    if why is SinkError.FULL:
+                        lost.add(sink)
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
         return refused
