@@ -121,6 +121,7 @@ class RequestHandle:
         self._pid = os.getpid()
         self._reader: Callable[[], object] | None = None  # tells whether somebody reads; a dead weak reference says no
         self._left = False
+        self._told = False
         self._terminal: Terminal | None = None
         self._texts: list[str] = []
         self._ids: list[Ids] = []
@@ -238,6 +239,12 @@ class RequestHandle:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def claim_end(self) -> bool:
+        """True for the first caller: it tells this request's end, through `on_step`. A dead stage's end and the shard's own may race."""
+        with self._lock:
+            first, self._told = not self._told, True
+        return first
+
     def forget(self) -> None:
         """The request was never submitted, or somebody else ends it: dropping this handle must not abort anything."""
         with self._lock:
@@ -290,8 +297,9 @@ class RequestHandle:
             return  # its locks may be held for ever by threads that do not exist here
         with self._lock:
             first, self._left = not self._left, True
-        if first and self._sink is not None and self._terminal is None:
-            self._sink.close()
+        if first and self._terminal is None:
+            if self._sink is not None:
+                self._sink.close()
             self._abort(self._rid, source)
 
     def _closed(self) -> EgressItem.Error:

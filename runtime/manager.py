@@ -41,6 +41,7 @@ from ..fsm import LIFECYCLE, AbortSource, LifecycleEvent, LifecycleState, Reques
 from .channel import PushResult
 from .closing import Until, closing
 from .config import RuntimeConfig
+from .faults import FaultLog, describe, where
 from .handle import RequestHandle, arrival
 from .pipeline import Pipeline, StepEvent, merged
 from .port import SchedulerPort
@@ -140,6 +141,10 @@ class TokenizerManager:
         self._deadlines: list[tuple[float, str]] = []  # a heap; the reaper's own
         self._threads: list[DriverThread] = []
         self._reaper = threading.Thread(target=self._reap, name="headrace-reaper", daemon=True)
+        self._faults = FaultLog()
+        self._cut_off = False  # a stage has died or the threads are gone: ends are told past the shards
+        self._step_locks = [threading.Lock() for _ in self._pipeline.shards]
+        self._pipeline.on_fault = self._faults.report
         self._pipeline.on_activity = self._count_activity
         self._pipeline.on_scheduler_gone = self._scheduler_gone
         self._pipeline.on_step = self._deliver_step
@@ -291,8 +296,10 @@ class TokenizerManager:
                         self._step(LifecycleEvent.DRAINED)
                 else:
                     left = self._stop_threads(wait.timeout)
+                    self._cut_off = True
             except BaseException as stop:  # an impatient user ends the wait, not the shutdown
                 interrupted = stop
+        self._faults.flush()
         with self._lock:
             self._step(LifecycleEvent.FAULT if left else LifecycleEvent.JOINED)
             self._shut_down = True
@@ -347,13 +354,14 @@ class TokenizerManager:
         with self._lock:
             self._failure = error
             self._step(LifecycleEvent.FAULT)
+            self._cut_off = True
         self._pipeline.live.close_admission(ShuttingDownError(error.message))
         self._pipeline.close_channels()
-        self._pipeline.fail_everything(error)
         with self._active:
             self._active.notify_all()
         for thread in self._threads:
             thread.stop()
+        self._pipeline.fail_everything(error)
 
     # -- ways in --------------------------------------------------------------------------------------------------------------
 
@@ -450,6 +458,8 @@ class TokenizerManager:
         self._check_usable()
         if sink not in ("handle", "step"):
             raise ValidationError(f"sink must be 'handle' or 'step', not {show(sink)}", field="sink")
+        if sink == "step" and self._step_callback is None:
+            raise ValidationError("sink='step' needs a callback: register it with on_step first", field="sink")
         if deadline_s is not None and (
             isinstance(deadline_s, bool)
             or not isinstance(deadline_s, (int, float))
@@ -667,7 +677,7 @@ class TokenizerManager:
                 pass
         except BaseException as fault:
             # Without it dropped handles would run on for ever, unseen: as bad as a dead stage, and told the same way.
-            _LOG.error("headrace-reaper died: %s", type(fault).__name__)
+            _LOG.error("headrace-reaper died: %s\n%s", describe(fault), where(fault))
             self._fail(dead_stage("headrace-reaper"))
 
     def _reap_one(self) -> bool:
@@ -710,16 +720,22 @@ class TokenizerManager:
             callback = self._step_callback
         if callback is None:
             return
-        batch = step_batch(event)
-        try:
-            callback(batch)
-        except Exception as fault:
-            # a user's code on our thread: the stage lives on, and what the callback may have lost is ended
-            _LOG.error(
-                "the on_step callback failed with %s; its requests are aborted", type(fault).__name__, exc_info=fault
-            )
-            for handle in batch.handles:
-                handle.abort()
+        # One call at a time for each shard; only when a stage has died is there a second caller (see `Pipeline.fail_everything`).
+        with self._step_locks[event.shard]:
+            first = [row for row in event.rows if row.ends and row.token.claim_end()]
+            if self._cut_off:  # every request has been told its end, or is told it here
+                event = event._replace(columns=[], rows=first)
+                if not first:
+                    return
+            batch = step_batch(event)
+            try:
+                callback(batch)
+            except Exception as fault:
+                # a user's code on our thread: the stage lives on, and what the callback may have lost is ended
+                told = f"the on_step callback failed with {describe(fault)}; its requests are aborted"
+                self._faults.report("headrace.manager", told, where(fault))
+                for handle in batch.handles:
+                    handle.abort()
 
     # -- looking ----------------------------------------------------------------------------------------------------------------
 

@@ -20,10 +20,11 @@ Ports and their policies (the most a step emits in brackets):
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..codec import WireSchema
 from ..codec.admission import AdmissionRules
@@ -42,9 +43,11 @@ from .stages.tokenize import TokenizerWorker
 from .text.engine import TextEngine
 from .text.tokenize import TokenizerBackend
 
-_LOG = logging.getLogger("headrace.pipeline")
 _BATCH = 64  # texts that a tokenizer worker takes at once
 _FRAMES = 4  # frames on the way to one shard; more would only move the back-pressure away from the ring
+
+
+_NO_IDS = np.empty(0, dtype=np.int64)
 
 
 class Gone(Message):
@@ -124,6 +127,7 @@ class Pipeline:
         self.ingress_counts: Counter[str] = Counter()
         self.shard_counts: list[Counter[str]] = [Counter() for _ in range(shards)]
         self.on_step: Callable[[StepEvent], None] | None = None
+        self.on_fault: Callable[[str, str], None] | None = None  # (logger, a server fault in words that name no data)
         self.on_activity: Callable[[], None] | None = None
         self.on_scheduler_gone: Callable[[], None] | None = None
 
@@ -192,6 +196,8 @@ class Pipeline:
         if not jobs:
             return False
         for done in self.workers[index].step(jobs):
+            if done.error is not None and done.error.http_status >= 500:
+                self._report("tokenize", (done.error.message,))
             self.tokenised.put(done)
         return True
 
@@ -205,6 +211,8 @@ class Pipeline:
         before = self.dispatcher.activity
         for shard, message in self.dispatcher.step(frames[0]):
             self.frames[shard].put(message)
+        if self.dispatcher.fault:
+            self._report("egress", (self.dispatcher.fault,))
         if self.dispatcher.activity != before and self.on_activity is not None:
             self.on_activity()
         return True
@@ -263,10 +271,21 @@ class Pipeline:
                 self.live.end(rid)
             if out.counts:
                 self.shard_counts[index].update(out.counts)
+            if out.faults:
+                self._report("detok", out.faults)
         columns = [column for out in outs for column in out.step_columns]
-        if (steps or columns) and self.on_step is not None:
+        if steps or columns:
+            self._give_steps(index, columns, steps)
+
+    def _give_steps(self, index: int, columns: list[StepColumns], rows: list[StepRow]) -> None:
+        if self.on_step is not None:
             self._steps[index] += 1
-            self.on_step(StepEvent(index, self._steps[index], columns, steps))
+            self.on_step(StepEvent(index, self._steps[index], columns, rows))
+
+    def _report(self, part: str, faults: Sequence[str]) -> None:
+        if self.on_fault is not None:
+            for fault in faults:
+                self.on_fault(f"headrace.{part}", fault)
 
     def _commit_ingress(self, out: Outbox) -> None:
         for shard, message in out.shard:
@@ -292,6 +311,8 @@ class Pipeline:
             self.live.settled(rid)
         if out.counts:
             self.ingress_counts.update(out.counts)
+        if out.faults:
+            self._report("ingress", out.faults)
 
     def _tell(self, life: Life, item: EgressItem.Error) -> None:
         """A terminal item for a request that no shard has."""
@@ -309,11 +330,27 @@ class Pipeline:
         self.ring_out.close()
 
     def fail_everything(self, error: HeadraceError) -> None:
-        """A stage has died and its lanes are not served any more: tell every live client directly, once."""
+        """A stage has died and its lanes are not served any more: tell every live client directly, once.
+
+        Requests of the step sink are told through `on_step` on the caller's thread, since their shard's may be gone. What a stage
+        that still runs gives for them afterwards is for the receiver to ignore (as the sinks do, see `Hub.fail_open`).
+        """
+        rows: dict[int, list[StepRow]] = {}
         for life in self.live.lives():
+            told = own_error(error, life.shown_rid)
             if life.sink is not None:
-                self.hubs[life.shard].fail_open(life.sink, own_error(error, life.shown_rid))
+                self.hubs[life.shard].fail_open(life.sink, told)
+            else:
+                rows.setdefault(life.shard, []).append(StepRow(life.token, "", _NO_IDS, None, told))
             self.live.end(life.rid)
+        for index, lane in enumerate(self.registrations):
+            # ends that ingress told and no shard has delivered: their requests are in no table any more
+            for message in lane.take(len(lane)):
+                if isinstance(message, StepTerminal):
+                    row = StepRow(message.token, "", _NO_IDS, None, message.item.error)
+                    rows.setdefault(index, []).append(row)
+        for index, ends in rows.items():
+            self._give_steps(index, [], ends)
 
 
 def merged(counters: Sequence[Counter[str] | dict[str, int]]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..codec.errors import InternalError
 from .channel import Bell
+from .faults import describe, where
 
 _LOG = logging.getLogger("headrace.threads")
 _MOVES_BETWEEN_CALLS = 16
@@ -118,7 +119,7 @@ class DriverThread:
                 self._bell.wait()
         except BaseException as fault:
             # A stage died. It is not resumed: its state may be half changed.
-            _LOG.error("%s died: %s", self.name, type(fault).__name__, exc_info=fault)
+            _LOG.error("%s died: %s\n%s", self.name, describe(fault), where(fault))
             self._on_death(self.name, fault)
         finally:
             with self._lock:

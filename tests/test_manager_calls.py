@@ -65,11 +65,17 @@ def test_a_control_request_that_times_out_drops_its_entry_and_absorbs_a_late_ans
         with pytest.raises(TimeoutError, match="FlushCacheReqInput"):
             r.tm.control("FlushCacheReqInput", timeout=0)
 
+        def sent():
+            r.drain()
+            return [message for message in r.seen if isinstance(message, ControlMessage)]
+
         async def main():
             with pytest.raises(TimeoutError):
                 await r.tm.acontrol("FlushCacheReqInput", timeout=0)
-            task = asyncio.create_task(r.tm.acontrol("FlushCacheReqInput"))
-            await asyncio.to_thread(r.receive, 3)  # the two above as well
+            task = asyncio.create_task(r.tm.acontrol("GetInternalStateReq"))
+            await asyncio.to_thread(
+                lambda: until(lambda: any(m.tag == "GetInternalStateReq" for m in sent()), "it is sent")
+            )
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -77,10 +83,8 @@ def test_a_control_request_that_times_out_drops_its_entry_and_absorbs_a_late_ans
         asyncio.run(main())
         r.gone()
         r.idle()
-        r.drain()
-        for message in r.seen:
-            if isinstance(message, ControlMessage):
-                assert r.port.push_control_result(message.rid, b"late")
+        for message in sent():
+            assert r.port.push_control_result(message.rid, b"late")
         r.idle()
         assert r.states() == {}
         assert in_thread(lambda: r.tm.stats())().live == {}

@@ -11,7 +11,6 @@ Owns: the decoding of frames and the split by shard; nothing between steps but c
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ...codec import BatchFrame, ControlResult, FrameError, RequestFailure, WireSchema, decode_frame
@@ -19,8 +18,6 @@ from ...codec.decode import RidCache
 from ...codec.errors import InternalError
 from ...codec.rid import shard_of
 from .life import Fail, Message
-
-_LOG = logging.getLogger("headrace.egress")
 
 
 class Batch(Message):
@@ -67,7 +64,7 @@ class Failure(Message):
 class Dispatcher:
     """See the module's head. `activity` counts accepted BATCH frames (the health probe watches it)."""
 
-    __slots__ = ("_schema", "_seed", "_seen", "_shards", "activity", "counts")
+    __slots__ = ("_schema", "_seed", "_seen", "_shards", "activity", "counts", "fault")
 
     def __init__(self, schema: WireSchema, *, shards: int = 1, seed: int = 0) -> None:
         self._schema = schema
@@ -76,6 +73,7 @@ class Dispatcher:
         self._seen = RidCache()
         self.activity = 0
         self.counts: dict[str, int] = {}
+        self.fault = ""  # of the last step, for the driver's log
 
     def key(self) -> tuple[()]:
         """Counters and the cache of the last rids column steer nothing, so they are no part of the state."""
@@ -83,6 +81,7 @@ class Dispatcher:
 
     def step(self, frame: bytes) -> list[tuple[int, Message]]:
         """(shard, message) pairs, at most one for each shard."""
+        self.fault = ""
         try:
             decoded = decode_frame(frame, self._schema, seen=self._seen)
         except FrameError as error:
@@ -101,12 +100,7 @@ class Dispatcher:
 
     def _rejected(self, error: FrameError) -> list[tuple[int, Message]]:
         self._count("frames_rejected")
-        _LOG.error(
-            "a frame was rejected: %s (%d requests named, list %s)",
-            error.reason,
-            len(error.rids),
-            "complete" if error.rids_complete else "incomplete",
-        )
+        self.fault = f"a frame was rejected: {error.reason}"
         told = InternalError("the scheduler sent a malformed frame")
         if error.reason in ("empty", "unknown_tag") or error.names_nobody:
             return []

@@ -68,7 +68,7 @@ class Facts(NamedTuple):
 class Outbox:
     """What one step gives to its ports; the driver commits it after the step, in the order of the fields below."""
 
-    __slots__ = ("aborts", "counts", "ended", "jobs", "requests", "settled", "shard", "terminals")
+    __slots__ = ("aborts", "counts", "ended", "faults", "jobs", "requests", "settled", "shard", "terminals")
 
     def __init__(self) -> None:
         self.shard: list[tuple[int, Message]] = []
@@ -79,6 +79,7 @@ class Outbox:
         self.ended: list[str] = []
         self.settled: list[str] = []  # owed aborts that are over
         self.counts: list[str] = []
+        self.faults: list[str] = []  # server faults in words that name no data, for the driver's log
 
 
 class Ingress:
@@ -148,6 +149,7 @@ class Ingress:
                     continue
                 self._advance(life, RequestEvent.NEEDS_TOKENIZE)
             except IllegalTransition as fault:
+                out.faults.append(f"illegal transition: {fault}")
                 self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
                 return
             request = life.request
@@ -177,6 +179,7 @@ class Ingress:
         try:
             self._advance(life, RequestEvent.TOKENIZE_DONE)
         except IllegalTransition as fault:
+            out.faults.append(f"illegal transition: {fault}")
             self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
             return
         group.waiting -= 1
@@ -256,6 +259,7 @@ class Ingress:
                 if message is not None:
                     advance_abort(life, AbortEvent.RING_TOOK_REQUEST, STAGE, self._record)
             except IllegalTransition as fault:
+                out.faults.append(f"illegal transition: {fault}")
                 self._fail(life, InternalError(f"illegal transition: {fault}"), out)
                 continue
             del self.entries[life.rid]

@@ -18,7 +18,6 @@ Owns: every request from `Register` to its terminal item, alone and without lock
 from __future__ import annotations
 
 import enum
-import logging
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -44,9 +43,9 @@ from .dispatch import Batch, Failure, Result
 from .ingress import own_error
 from .life import Ended, Fail, Forward, Kind, Life, Recorder, Register, StepTerminal, advance_abort, want_abort
 
-_LOG = logging.getLogger("headrace.detok")
 _SMALL = 16  # below this many rows the fixed cost of the array operations is more than a plain loop's
 _NO_IDS = np.empty(0, dtype=np.int64)
+_BAD_ID = "the scheduler sent a token id that cannot be decoded"
 
 
 class Lane(enum.IntEnum):
@@ -89,11 +88,16 @@ class StepRow:
         self.finish_reason = finish_reason
         self.error = error
 
+    @property
+    def ends(self) -> bool:
+        """Whether this is the request's terminal item."""
+        return self.finish_reason is not None or self.error is not None
+
 
 class ShardOut:
     """What a step gives away. `columns` and `items` go to sinks and may be refused; the rest cannot be."""
 
-    __slots__ = ("columns", "counts", "ended", "items", "owed", "step_columns", "steps")
+    __slots__ = ("columns", "counts", "ended", "faults", "items", "owed", "step_columns", "steps")
 
     def __init__(self) -> None:
         self.columns: list[Columns] = []
@@ -103,6 +107,7 @@ class ShardOut:
         self.owed: list[Ended] = []
         self.ended: list[str] = []
         self.counts: dict[str, int] = {}
+        self.faults: list[str] = []  # server faults in words that name no data, for the driver's log
 
     def count(self, name: str, times: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + times
@@ -351,6 +356,7 @@ class Shard:
         if group.lane is Lane.HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
             for at, _ in bad:
+                out.faults.append(_BAD_ID)
                 self._fail(group.rows[at], bad_id(int(ids[at])), out, owed=True)
             left = range(len(deltas)) if not bad else sorted(set(range(len(deltas))) - {at for at, _ in bad})
             columns = Columns(group.rows, group.sinks, group.texts, group.ids, deltas, ids.tolist())
@@ -386,7 +392,7 @@ class Shard:
                 continue
             life = self._lives[row]
             if life.kind is not Kind.GENERATE:
-                self._fail(row, InternalError("the scheduler answered a control request with output"), out, owed=True)
+                self._fault(row, "the scheduler answered a control request with output", out)
                 continue
             finish = None if finishes is None else finishes[index]
             event = RequestEvent.CHUNK if finish is None else RequestEvent.FINAL_CHUNK
@@ -398,6 +404,7 @@ class Shard:
                 told = (
                     f"the scheduler produced more than {self._output_limit} tokens, the context length, for one request"
                 )
+                out.faults.append("the scheduler produced more than the context length for one request")
                 self._fail(row, InternalError(told), out, owed=finish is None)
             elif finish is None:
                 running.append((row, index, ids))
@@ -419,7 +426,7 @@ class Shard:
                 return False
             self._advance(row, event)
         except IllegalTransition as fault:
-            self._fail(row, InternalError(f"illegal transition: {fault}"), out, owed=True)
+            self._fault(row, f"illegal transition: {fault}", out)
             return False
         return True
 
@@ -446,6 +453,7 @@ class Shard:
         wrong = dict(bad)
         for at, (row, index, ids) in enumerate(streamed):
             if at in wrong:
+                out.faults.append(_BAD_ID)
                 self._fail(row, bad_id(wrong[at]), out, owed=True)
                 continue
             life = self._lives[row]
@@ -477,11 +485,12 @@ class Shard:
                 all_ids = np.frombuffer(kept, dtype=np.int64)
                 text = self._engine.whole(self._options[row], all_ids, began, finish)
         except DetokenizeError as error:
+            out.faults.append(_BAD_ID)
             self._fail(row, error, out, owed=False)
             return
         except Exception as fault:
             # Text is made by foreign code on a model's output; whatever it raises ends this request and nobody else's.
-            _LOG.error("decoding failed with %s", type(fault).__name__)
+            out.faults.append(f"decoding failed with {type(fault).__name__}")
             self._fail(row, DetokenizeError(f"decoding failed: {type(fault).__name__}"), out, owed=False)
             return
         self._keep_extras(row, frame, index)
@@ -598,9 +607,7 @@ class Shard:
             return
         life = self._lives[row]
         if life.kind is not Kind.CONTROL:
-            self._fail(
-                row, InternalError("the scheduler answered a generate request with a control result"), out, owed=True
-            )
+            self._fault(row, "the scheduler answered a generate request with a control result", out)
             return
         self._advance(row, RequestEvent.RESULT)
         advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
@@ -627,6 +634,11 @@ class Shard:
         rids = [self._lives[row].rid for row in column.tolist()]
         before = [RequestState.STREAMING] * len(rids)
         self._record.record_many("request", rids, before, RequestEvent.CHUNK, after.tolist(), self._stage)
+
+    def _fault(self, row: int, told: str, out: ShardOut) -> None:
+        """A fault of the scheduler, or of ours: told in full to the client and the log, because it names nobody's data."""
+        out.faults.append(told)
+        self._fail(row, InternalError(told), out, owed=True)
 
     def _overflow(self, row: int, out: ShardOut) -> None:
         """The reader is too slow. If the final chunk was the one that did not fit, the scheduler is done: nothing is owed."""

@@ -6,14 +6,12 @@ way. A tokenizer that raises fails the request it raised on and nobody else: the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from ...codec.errors import HeadraceError, TokenizeError
 from ..text.tokenize import TokenizerBackend
+from ..text.vocabulary import is_foreign_fault
 from .life import Job, Tokenised
-
-_LOG = logging.getLogger("headrace.tokenize")
 
 
 class TokenizerWorker:
@@ -40,7 +38,10 @@ class TokenizerWorker:
     def _encode(self, jobs: list[Job], special: bool) -> list[Tokenised]:
         try:
             encoded = self._backend.encode_batch([job.text for job in jobs], special)
-        except Exception as fault:
+            return [Tokenised(job.rid, ids) for job, ids in zip(jobs, encoded, strict=True)]
+        except BaseException as fault:
+            if not is_foreign_fault(fault):
+                raise
             # A tokenizer is foreign code; whatever it raises belongs to one text of the batch and must end only that request.
             if len(jobs) > 1:
                 return [self._encode([job], special)[0] for job in jobs]
@@ -49,7 +50,4 @@ class TokenizerWorker:
                 if isinstance(fault, HeadraceError)
                 else TokenizeError(f"the tokenizer failed: {type(fault).__name__}")
             )
-            if error.http_status >= 500:
-                _LOG.error("the tokenizer failed with %s", type(fault).__name__)
             return [Tokenised(jobs[0].rid, None, error)]
-        return [Tokenised(job.rid, ids) for job, ids in zip(jobs, encoded, strict=True)]
