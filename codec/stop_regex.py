@@ -53,7 +53,9 @@ _cache_lock: Final = threading.Lock()
 
 
 def compile_stop_regex(pattern: object) -> tuple[re.Pattern[str], int]:
-    """The compiled pattern and its window in characters: the maximal width of a match, 2^30 when unbounded.
+    """The compiled pattern and its window in characters: the maximal width of a match and of what lookarounds see beside it.
+
+    2^30 when that is unbounded.
 
     ValidationError (field ``stop_regex``) when it is not a string, does not compile, or breaks the rule above; how long it may
     be is for `SamplingParams.normalize` to say.
@@ -90,6 +92,7 @@ def _judge(pattern: object) -> tuple[re.Pattern[str], int]:
         tree = sre_parser.parse(pattern)
         compiled = re.compile(pattern)
         width = int(tree.getwidth()[1])
+        window = width + sum(_context(tree))
     except (
         Exception
     ) as error:  # re.error, OverflowError, RecursionError, ...: whatever the compiler raises is the client's pattern
@@ -102,7 +105,20 @@ def _judge(pattern: object) -> tuple[re.Pattern[str], int]:
         raise _refuse(pattern, f"may backtrack too much: {why}") from None
     except RecursionError:
         raise _refuse(pattern, "is nested too deeply") from None
-    return compiled, min(width, UNBOUNDED)
+    return compiled, min(window, UNBOUNDED)
+
+
+def _context(tree: Any) -> tuple[int, int]:
+    """How far lookarounds look before and behind a match: text that a window must hold too, or the pattern never matches."""
+    behind = ahead = 0
+    for op, arg in tree.data:
+        if op in (sre.ASSERT, sre.ASSERT_NOT):
+            more = sum(_context(arg[1])) + int(arg[1].getwidth()[1])
+            behind, ahead = (max(behind, more), ahead) if arg[0] < 0 else (behind, max(ahead, more))
+        for body in [arg[2]] if op in _REPEATS else _parts(op, arg):
+            inner = _context(body)
+            behind, ahead = max(behind, inner[0]), max(ahead, inner[1])
+    return behind, ahead
 
 
 def _ambiguous_set(pattern: str) -> bool:

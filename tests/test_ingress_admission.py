@@ -403,3 +403,9 @@ def test_a_refusal_carries_the_clients_own_rid_and_nobody_elses() -> None:
     assert refusal(request, input_ids=[-1]).rid is None
     assert refusal(request, rid="\ud800").rid is None
     assert refusal(fit_length, 5000, request(rid="mine"), RULES).rid == "mine"
+
+
+def test_a_wire_field_may_be_as_large_as_custom_params_and_no_larger() -> None:
+    tight = msgspec.structs.replace(RULES, limits=RequestLimits(max_custom_params_bytes=5))
+    request(rules=tight, wire_fields={"lora_id": "abcd"})
+    assert "5" in str(refusal(request, rules=tight, wire_fields={"lora_id": "abcde"}))

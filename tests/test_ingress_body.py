@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from headrace.codec import GenerateBody, ValidationError, encode_generate, strategies_ingress
+from headrace.codec.body import batch_rids
 from hypothesis import given
 from ingress_helpers import V1, V2, admit_body, refusal
 
@@ -268,3 +269,29 @@ def test_any_body_is_admitted_and_encodes_or_is_refused_with_a_printable_400(bod
         else:
             for item in admitted:
                 encode_generate(V2, item, [1] if item.input_ids is None else item.input_ids)
+
+
+def test_the_shape_is_refused_before_any_value_is_looked_at() -> None:
+    for body, field in (
+        ({"text": "a", "rid": ["r"]}, "rid"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": ["a", "b"], "input_ids": [[1], [2]]}, "text"),
+        ({}, "text"),
+    ):
+        assert refusal(GenerateBody.from_json, body).field == field
+
+
+def test_rids_of_a_batch_can_be_had_without_a_body() -> None:
+    assert batch_rids("r", 2) == ["r_0", "r_1"]
+    assert batch_rids(None, 2) == [None, None]
+    assert batch_rids(["a", None], 2) == ["a", None]
+    for rid, n in ((["a"], 2), (["a", "b"], 1), (["a", "a"], 2), ([None, "\ud800"], 2)):
+        assert refusal(batch_rids, rid, n).field == "rid"
+
+
+def test_copies_are_counted_from_the_second_item_on() -> None:
+    """Beside its characters every value costs 8 bytes: the map, its key, its text, and the wire fields that are empty."""
+    body = {"text": ["p"] * 3, "sampling_params": {"ebnf": "a" * 1000}}
+    cost = 2 * (1000 + len("ebnf") + 4 * 8)
+    GenerateBody.from_json(body, max_broadcast_bytes=cost)
+    refusal(GenerateBody.from_json, body, max_broadcast_bytes=cost - 1)

@@ -160,6 +160,17 @@ def test_b18_windows_are_those_of_the_engine_that_runs_the_pattern() -> None:
     assert normalize(stop_regex=["ab", r"\d{6}", "c"]).stop_regex_max_len == 6
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "window"),
+    [("(?<=abc)d", "abcd", 4), ("foo(?=bar)", "foobar", 6), ("(?<!ab)c(?!d)", "xxc", 4), ("(?:(?<=ab)c|d)(?=e.*f)", "abceef", 1 << 30), ("(?=(?<=a)bc)b", "abc", 5)],
+)  # fmt: skip
+def test_a_window_holds_what_lookarounds_see(pattern: str, text: str, window: int) -> None:
+    """With the width of the match alone such a pattern never fires: a tail of one character holds no lookbehind of three."""
+    compiled, width = compile_stop_regex(pattern)
+    assert width == window
+    assert compiled.search(text[-width:])
+
+
 @pytest.mark.parametrize("pattern", ["", "a*", "^", "$", r"\b", "(?=a)", "a|", "(?!a)", "x{0}"])
 def test_a_pattern_that_matches_nothing_would_stop_every_request_and_is_refused(pattern: str) -> None:
     refusal(compile_stop_regex, pattern)
