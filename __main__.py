@@ -98,6 +98,9 @@ def demo(
     step_ms: Annotated[
         float | None, typer.Option(min=0, help="Time of a scheduler step. Default: 20 in the live view, else 0.")
     ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Write the recorded steps of all state machines to this file.")
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="No live view; the default where stdout is no terminal.")
     ] = False,
@@ -124,6 +127,7 @@ def demo(
         wire=wire,
         context_len=context_len,
         step_ms=step_ms,
+        trace=trace,
         plain=plain,
     )
     return lambda: run(options)
@@ -140,6 +144,14 @@ def inspect(
     from .runtime.commands import inspect_file
 
     return lambda: inspect_file(file, wire, hex_, as_json, sys.stdout)
+
+
+@app.command(short_help="Validate a recorded trace.")
+def trace(file: Annotated[str, typer.Argument(help="A trace, as `headrace demo --trace FILE` writes it.")]) -> Job:
+    """Every recorded step against the tables and the rules between the machines (exit status 1 if one is broken)."""
+    from .runtime.commands import trace_file
+
+    return lambda: trace_file(file, sys.stdout)
 
 
 @spec_app.command("list")

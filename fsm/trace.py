@@ -193,7 +193,10 @@ class Trace:
             if number == 1:
                 if item.get("trace") != "headrace" or item.get("version") != VERSION:
                     raise TraceError(f"line 1: not a headrace trace of version {VERSION}")
-                for name, revision in (item.get("machines") or {}).items():
+                revisions = item.get("machines") or {}
+                if not isinstance(revisions, dict):
+                    raise TraceError("line 1: machines is not an object")
+                for name, revision in revisions.items():
                     if name in trace._machines and trace._machines[name].revision != revision:
                         raise TraceError(f"line 1: {name}/{revision} is not the known revision")
             elif trace.ended:

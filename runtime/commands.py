@@ -1,4 +1,4 @@
-"""The small commands of the command line: ``inspect`` (a frame or message, in words) and ``spec`` (the machines and the wire, as data).
+"""The small commands: ``inspect`` (a frame or message, in words), ``trace`` (validate a recording), ``spec`` (machines and wire, as data).
 
 Owns: files, formats and exit statuses; what a frame is said to be comes from `codec/inspect.py`. A broken frame is an answer, not
 a mistake of the user, and has the exit status 1.
@@ -17,8 +17,9 @@ from .. import specs
 from ..codec.errors import ValidationError, show
 from ..codec.inspect import describe, render
 from ..codec.schema import load_schema, schema_names
-from ..fsm import MACHINES, export
+from ..fsm import MACHINES, Trace, TraceError, export, validate
 from ..fsm.exports import FORMATS
+from .demo_view import printable
 
 # ---- inspect
 
@@ -50,6 +51,30 @@ def _read(file: str, most: int) -> bytes:
         raise ValidationError(f"{show(file)} cannot be read: {error.strerror}") from None
     except ValueError:
         raise ValidationError(f"{show(file)} is not the name of a file") from None
+
+
+# ---- trace
+
+
+def trace_file(file: str, out: IO[str]) -> int:
+    """Validates the recorded trace in `file` on `out`; 0, or 1 where it breaks a rule."""
+    try:
+        trace = Trace.read(file)
+    except TraceError as error:
+        raise ValidationError(f"{show(file)}: {error}") from None
+    except OSError as error:
+        raise ValidationError(f"{show(file)} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ValidationError(f"{show(file)} is not the name of a file") from None
+    violations = validate(trace)
+    for violation in violations:
+        out.write("".join(f"{printable(line)}\n" for line in str(violation).splitlines()))
+    if not trace.ended:
+        out.write("the file was cut: its last line is missing\n")
+    if trace.full:
+        out.write(f"the recorder was full: {trace.dropped} later records are not here\n")
+    out.write(f"{len(trace)} records, {len(violations)} violations\n")
+    return 1 if violations else 0
 
 
 # ---- spec

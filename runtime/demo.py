@@ -68,6 +68,7 @@ class DemoOptions:
     wire: str = "v1"
     context_len: int = 8192
     step_ms: float | None = None
+    trace: str | None = None
     plain: bool = False
 
 
@@ -156,15 +157,29 @@ def run(options: DemoOptions) -> int:
     step_ms = options.step_ms if options.step_ms is not None else _LIVE_STEP_MS if live else 0.0
     scheduler = _scheduler(tm, options, model, tokenizer, step_ms / 1000)
     clients = min(len(prompts), options.in_flight or min(config.ingress_ring_capacity, _MOST_IN_FLIGHT))
+    if options.trace is not None:
+        _write_trace(tm, options.trace)  # now too: that it cannot be written should not be learnt at the end
     try:
         asyncio.run(_serve(board, tm, scheduler, params, clients, live))
     except KeyboardInterrupt:
-        _finish(board, tm)
+        _finish(board, tm, options.trace)
         raise
-    return _finish(board, tm)
+    return _finish(board, tm, options.trace)
 
 
-def _finish(board: Board, tm: TokenizerManager) -> int:
+def _write_trace(tm: TokenizerManager, file: str) -> None:
+    if tm.trace is not None:
+        try:
+            tm.trace.write(file)
+        except OSError as error:
+            raise ValidationError(f"--trace {show(file)} cannot be written: {error.strerror}") from None
+        except ValueError:
+            raise ValidationError(f"--trace {show(file)} is not the name of a file") from None
+
+
+def _finish(board: Board, tm: TokenizerManager, trace: str | None) -> int:
+    if trace is not None:
+        _write_trace(tm, trace)
     board.now = time.monotonic()
     _read_trace(board, tm)
     print("\n".join(summary_lines(board)), flush=True)

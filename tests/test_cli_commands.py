@@ -120,6 +120,10 @@ MISTAKES = [
     (["inspect", "/no/such/file"], "cannot be read"),
     (["inspect", __file__, "--hex"], "hexadecimal"),
     (["inspect", "-", "--wire", "v9"], "v9"),
+    (["demo", "--trace", "/no/such/folder/file"], "--trace"),
+    (["trace", "/no/such/file"], "cannot be read"),
+    (["trace", __file__], "line 1: not JSON"),
+    (["trace", "."], "cannot be read"),
     (["spec", "nonsense"], "nonsense"),
     (["spec", "export", "machine/nobody"], "machine/request"),
     (["spec", "export", "machine/request", "--format", "pdf"], "mermaid"),
@@ -276,6 +280,27 @@ def test_inspect_names_the_broken_rule_with_status_1(data, rule):
     assert f": {rule}: " in out
     if rule == "data_length":
         assert "it names 'first', 'second' (all of them)" in out
+
+
+# ---- trace
+
+
+def test_a_demos_trace_is_written_and_validates_and_one_forged_step_is_found(tmp_path, here):
+    file = tmp_path / "trace.jsonl"
+    assert here("demo", "--plain", "--prompts", "3", "--max-new-tokens", "3", "--trace", str(file))[0] == 0
+    status, out, err = here("trace", str(file))
+    assert (status, err) == (0, "")
+    assert out.endswith(" records, 0 violations\n")
+    lines = file.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"event": "NEEDS_TOKENIZE"' in line)
+    forged = json.loads(lines[at]) | {"to": "QUEUED", "stage": "\x1b[2J"}
+    file.write_text("\n".join([*lines[:at], json.dumps(forged), *lines[at + 1 : -1]]))
+    status, out, err = here("trace", str(file))
+    assert (status, err) == (1, "")
+    assert "\x1b" not in out
+    assert "the file was cut" in out
+    file.write_text('{"trace": "headrace", "version": 1, "machines": [1]}')
+    assert here("trace", str(file))[0] == 2
 
 
 # ---- spec
