@@ -10,6 +10,7 @@ from .ring import egress_ring, ingress_ring
 from .schedulers import EchoScheduler, MarkovScheduler
 from .scripted import ScriptedScheduler
 from .server_args import ServerArgs
+from .simulation import Simulation
 from .sink import EgressItem, SinkError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "SchedulerPort",
     "ScriptedScheduler",
     "ServerArgs",
+    "Simulation",
     "SinkError",
     "Stats",
     "StepBatch",
