@@ -217,6 +217,8 @@ def _where(data: bytes, schema: WireSchema, reason: str) -> int:
     if reason in ("header_length", "too_large", "result", "error"):
         return 1 if len(data) > 1 else 0
     start = 5 + int.from_bytes(data[1:5], "little")
+    if reason == "arity":
+        return 5
     try:
         if reason == "header":
             end = skip(data, 5, start)

@@ -54,7 +54,7 @@ _values = st.recursive(
 )
 
 # Well-formed msgpack maps that no Python dict can hold without loss.
-_LOSSY = (
+LOSSY_MAPS = (
     b"\x82\xa1a\x01\xa1a\x02",  # one key twice
     b"\x81\x91\x01\x02",  # an array as a key
     b"\x81\x81\x01\x02\x03",  # a map as a key
@@ -102,7 +102,7 @@ def finish_maps() -> st.SearchStrategy[dict[Any, Any]]:
 
 def finish_reasons() -> st.SearchStrategy[FinishReason]:
     """Finish reasons: every class, among them raw ones that no Python dict can hold."""
-    return st.one_of(finish_maps().map(parse_finish_reason), st.sampled_from(_LOSSY).map(Unknown))
+    return st.one_of(finish_maps().map(parse_finish_reason), st.sampled_from(LOSSY_MAPS).map(Unknown))
 
 
 def _rids() -> st.SearchStrategy[str]:
@@ -222,7 +222,9 @@ def frames(draw: st.DrawFn, schema: WireSchema) -> bytes:
             cells[at] = b"\xdd" + len(found).to_bytes(4, "big") + b"".join(found)
     if draw(st.integers(0, 3)) == 0:
         cells += [b"\x90"] * (len(columns) - len(cells))
-        cells += draw(st.lists(_values.map(msgspec.msgpack.encode) | st.sampled_from(_LOSSY), min_size=1, max_size=3))
+        cells += draw(
+            st.lists(_values.map(msgspec.msgpack.encode) | st.sampled_from(LOSSY_MAPS), min_size=1, max_size=3)
+        )
     return join_frame(cells, data)
 
 
@@ -259,7 +261,7 @@ def hostile_msgpack() -> st.SearchStrategy[bytes]:
         st.integers(0, 4096),
         st.sampled_from([b"\x80", b"\x90", b"\xa0", b"\xc0", b"\x00"]),
     )
-    return st.one_of(claims, bombs, first, many, st.sampled_from(_LOSSY), st.binary(max_size=40))
+    return st.one_of(claims, bombs, first, many, st.sampled_from(LOSSY_MAPS), st.binary(max_size=40))
 
 
 @st.composite

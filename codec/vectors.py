@@ -63,7 +63,7 @@ def full_event(schema: WireSchema, rid: str, first: int, finish: FinishReason | 
     )
 
 
-def _valid(schema: WireSchema) -> Iterator[tuple[str, bytes]]:
+def valid_frames(schema: WireSchema) -> Iterator[tuple[str, bytes]]:
     """(name, frame) of frames to accept."""
     two = [ChunkEvent(rid="a", token_ids=[5], prompt_tokens=3), ChunkEvent(rid="b", token_ids=[6], prompt_tokens=3)]
     plain = encode_batch(two, schema)
@@ -278,7 +278,9 @@ def generated() -> dict[str, str]:
     files = {f"{FOLDER}/README.md": README}
     for name in schema_names():
         schema = load_schema(name)
-        entries = [{"name": what, "frame_hex": frame.hex(), **meaning(frame, schema)} for what, frame in _valid(schema)]
+        entries = [
+            {"name": what, "frame_hex": frame.hex(), **meaning(frame, schema)} for what, frame in valid_frames(schema)
+        ]
         for what, rule, frame in one_lie(schema):
             entry = {"name": f"{what}: {REASONS[rule]}", "frame_hex": frame.hex(), **meaning(frame, schema)}
             if entry.get("reason") != rule:

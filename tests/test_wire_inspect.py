@@ -78,6 +78,7 @@ def test_the_good_frame_in_words() -> None:
         (GOOD[:11] + b"\x92\xc0\x05" + GOOD[14:], "finish_reason", 13),
         (GOOD[:6] + b"\x92\xa1a\x05" + GOOD[10:], "header", 17),
         (GOOD[:6] + b"\x92\xa1a\xa1\xff" + GOOD[11:], "rids", 9),
+        (b"\x02\x01\x00\x00\x00\x90", "arity", 5),
         (GOOD + b"\0", "data_length", 20),
         (GOOD[:-1], "data_length", 20),
         (b"\x01\x91\xa1r", "result", 1),
