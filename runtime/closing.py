@@ -38,21 +38,50 @@ class Wait(NamedTuple):
     timeout: float = 0.0
 
 
-def closing(
-    pipeline: Pipeline, refusal: HeadraceError, *, drain: float | None, settle: float | None, join: float
-) -> Iterator[Wait]:
-    """The steps of a shutdown. `drain` seconds for live requests to finish (None: no drain), `settle` seconds for each of the two
-    waits after the deadline (None: no stage runs, so nothing can change), `join` seconds for the drivers to end."""
-    live = pipeline.live
-    live.close_admission(refusal)
-    if drain is not None:
-        yield Wait(Until.EMPTY, drain)
-    for life in live.lives():
-        pipeline.abort(life.rid, AbortSource.SHUTDOWN)
-    if settle is not None:
-        yield Wait(Until.EMPTY, settle)
-        yield Wait(Until.SETTLED, settle)
-    yield Wait(Until.DRAINED)
-    pipeline.close_channels()
-    yield Wait(Until.STOPPED, join)
-    pipeline.fail_everything(ShuttingDownError("the manager was shut down"))
+class Closing:
+    """The steps of a shutdown: iterate, and wait for what is yielded. Plain data, like a stage (`phase`, and what it was told).
+
+    `drain` seconds for live requests to finish (None: no drain), `settle` seconds for each of the two waits after the deadline
+    (None: no stage runs, so nothing can change), `join` seconds for the drivers to end.
+    """
+
+    __slots__ = ("_drain", "_join", "_pipeline", "_refusal", "_settle", "phase")
+
+    def __init__(
+        self, pipeline: Pipeline, refusal: HeadraceError, *, drain: float | None, settle: float | None, join: float
+    ) -> None:
+        self._pipeline = pipeline
+        self._refusal = refusal
+        self._drain = drain
+        self._settle = settle
+        self._join = join
+        self.phase = 0
+
+    def __iter__(self) -> Iterator[Wait]:
+        return self
+
+    def __next__(self) -> Wait:
+        """Do what comes now, and say what has to be waited for before the next call."""
+        pipeline = self._pipeline
+        self.phase += 1
+        if self.phase == 1:
+            pipeline.live.close_admission(self._refusal)
+            if self._drain is not None:
+                return Wait(Until.EMPTY, self._drain)
+            self.phase += 1
+        if self.phase == 2:
+            for life in pipeline.live.lives():
+                pipeline.abort(life.rid, AbortSource.SHUTDOWN)
+            if self._settle is not None:
+                return Wait(Until.EMPTY, self._settle)
+            self.phase += 2
+        if self.phase == 3:
+            return Wait(Until.SETTLED, self._settle or 0.0)
+        if self.phase == 4:
+            return Wait(Until.DRAINED)
+        if self.phase == 5:
+            pipeline.close_channels()
+            return Wait(Until.STOPPED, self._join)
+        if self.phase == 6:
+            pipeline.fail_everything(ShuttingDownError("the manager was shut down"))
+        raise StopIteration

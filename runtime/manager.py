@@ -39,7 +39,7 @@ from ..codec.errors import (
 )
 from ..fsm import LIFECYCLE, AbortSource, LifecycleEvent, LifecycleState, RequestState, Trace
 from .channel import PushResult
-from .closing import Until, closing
+from .closing import Closing, Until
 from .config import RuntimeConfig
 from .faults import FaultLog, describe, where
 from .handle import RequestHandle, arrival
@@ -279,7 +279,7 @@ class TokenizerManager:
         served = bool(self._threads) and state is not LifecycleState.FAILED  # a dead stage settles nothing any more
         left: list[str] = []
         interrupted: BaseException | None = None
-        for wait in closing(
+        for wait in Closing(
             self._pipeline,
             refusal,
             drain=drain if state is LifecycleState.DRAINING else None,

@@ -7,7 +7,7 @@ the oracle knows what a shard is given. What is done when, and what must hold, i
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..codec.errors import QueueFullError, SchedulerGoneError, ShuttingDownError
 from ..fsm import LIFECYCLE, AbortSource, LifecycleEvent, LifecycleState, Trace
 from ..specs import path
 from .channel import PushResult
-from .closing import Until, Wait, closing
+from .closing import Closing, Until, Wait
 from .config import RuntimeConfig
 from .pipeline import Pipeline, StepEvent
 from .sim_oracle import Broken, Client, Oracle
@@ -142,7 +142,7 @@ class World:
         self.now = 0
         self._rids = 0
         self._names: list[str] = []
-        self._closing: Iterator[Wait] | None = None
+        self._closing: Closing | None = None
         self._wait: Wait | None = None
         self._deadline = 0
         self._state: int = LIFECYCLE.initial
@@ -426,7 +426,7 @@ class World:
             self._life(LifecycleEvent.DRAIN)
             self.oracle.seen["a shutdown with live requests"] += bool(self.oracle.open)
             refusal = ShuttingDownError("the manager is shutting down")
-            self._closing = closing(
+            self._closing = Closing(
                 self.pipeline, refusal, drain=self.options.drain if running else None, settle=400.0, join=400.0
             )
         elif self.stopped or not self._waited():
