@@ -212,8 +212,8 @@ def load_object(spec: str) -> Any:
 def minimise(subject: Subject, finding: Finding, *, budget: int = 400, seconds: float = 10.0) -> Finding:
     """The smallest input found that shows the same fault: blocks taken out, then bytes set to zero. At most `budget` tries."""
     best, tries, end = finding, 0, time.monotonic() + seconds
-    if finding.kind == "hang":
-        return finding  # each try would cost the whole time limit
+    if finding.kind in ("hang", "memory"):
+        return finding  # each try would cost the whole time limit; a high-water mark shows a case only once
 
     def same(data: bytes) -> bool:
         nonlocal best, tries
@@ -320,14 +320,19 @@ def make_subject(
     refusal = load_object(rejects) if isinstance(rejects, str) else rejects
     if not callable(run) or not (refusal is None or (isinstance(refusal, type) and issubclass(refusal, BaseException))):
         raise ValidationError("a target is a callable, and what it rejects with is an exception class", field="target")
-    recipe += f" --target {custom if isinstance(custom, str) else run.__module__ + ':' + run.__qualname__}"
-    if refusal is not None:
-        recipe += (
-            f" --rejects {rejects if isinstance(rejects, str) else refusal.__module__ + ':' + refusal.__qualname__}"
-        )
+    recipe += f" --target {_spec(custom)}"
+    if rejects is not None:
+        recipe += f" --rejects {_spec(rejects)}"
     refusals = (refusal,) if refusal is not None else ()
     subject = Subject(str(name), run, rejects=refusals, oracle=judge, hang_s=hang_s, memory_bytes=memory_bytes)
     return subject, inputs, recipe + (" --oracle" if oracle else "")
+
+
+def _spec(what: object) -> str:
+    """``module:name`` of a callable or class, as the command line wants it."""
+    if isinstance(what, str):
+        return shlex.quote(what)
+    return f"{getattr(what, '__module__', None)}:{getattr(what, '__qualname__', type(what).__qualname__)}"
 
 
 def _nothing(data: bytes) -> None:
@@ -367,7 +372,7 @@ def run_fuzz(
         seconds = 60.0
     run = _Run(subject, crashes or Path("crashes") / inputs.name, recipe, out, max_findings)
     started = time.monotonic()
-    seeds = [*inputs.seeds().values(), *read_corpus(corpus or corpus_folder(inputs.name))]
+    seeds = list(dict.fromkeys([*inputs.seeds().values(), *read_corpus(corpus or corpus_folder(inputs.name))]))
     if chosen == "atheris":
         complete = fuzz_engines.atheris(run, options | {"target": target}, seeds, seconds, cases, seed)
     else:

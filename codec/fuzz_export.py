@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import ValidationError, show
-from .fuzz_targets import Target
+from .fuzz_targets import TARGETS, Target
 from .schema import WireSchema
 from .vectors import meaning, one_lie
 
@@ -86,3 +86,23 @@ def export_kit(folder: Path, schema: WireSchema, target: Target) -> int:
     except OSError as error:
         raise ValidationError(f"{show(str(folder))} cannot be written: {error.strerror}", field="export") from None
     return len(files)
+
+
+def corpus_files() -> dict[str, bytes]:
+    """Path in the repository -> content of the shipped corpus's seeds. Further files there are inputs that once were findings."""
+    return {
+        f"specs/corpus/{target.name}/{name}.bin": data
+        for target in TARGETS.values()
+        for name, data in target.seeds().items()
+    }
+
+
+def main(root: Path) -> None:
+    for name, data in corpus_files().items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main(Path(__file__).resolve().parent.parent)
