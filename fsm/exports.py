@@ -144,22 +144,29 @@ def _promela(machine: AnyMachine) -> str:
     def constant(member: IntEnum) -> str:
         return f"{name}_{'S' if isinstance(member, machine.states) else 'E'}_{member.name}"
 
-    lines = [f"/* {machine.name}/{machine.revision}, generated from its table. oc: 0 move, 1 absorb, 2 illegal. */"]
-    lines += [f"#define {constant(state)} {state.value}" for state in machine.states]
-    lines += [f"#define {constant(event)} {event.value}" for event in machine.events]
+    width = machine.table.shape[1]
     ends = " || ".join(f"(st) == {constant(state)}" for state in machine.states if state in machine.terminal)
-    lines.append(f"#define {name}_TERMINAL(st) ({ends})")
-    lines += [f"inline {name}_step(st, ev, oc) {{", "  if"]
+    lines = [
+        f"/* {machine.name}/{machine.revision}, generated from its table. oc: 0 move, 1 absorb, 2 illegal. */",
+        *(f"#define {constant(state)} {state.value}" for state in machine.states),
+        *(f"#define {constant(event)} {event.value}" for event in machine.events),
+        f"#define {name}_TERMINAL(st) ({ends})",
+        f"#define {name}_AT(st, ev) ((st) * {width} + (ev))",
+        f"hidden byte {name}_to[{machine.table.size}], {name}_oc[{machine.table.size}];",
+        f"inline {name}_step(st, ev, oc) {{",
+        f"  oc = {name}_oc[{name}_AT(st, ev)];",
+        f"  st = {name}_to[{name}_AT(st, ev)]",
+        "}",
+        f"inline {name}_tables() {{ /* once, before anything else; an illegal event keeps the state */",
+        "  d_step {",
+    ]
     for state in machine.states:
-        lines.append(f"  :: st == {constant(state)} ->")
-        lines.append("    if")
         for event in machine.events:
             code = int(machine.outcomes[state, event])
-            step = f"st = {constant(machine.next(state, event))}; " if code == 0 else ""
-            if code != 2:
-                lines.append(f"    :: ev == {constant(event)} -> {step}oc = {code}")
-        lines += ["    :: else -> oc = 2", "    fi"]
-    return "\n".join([*lines, "  fi", "}"]) + "\n"
+            to = machine.next(state, event) if code == 0 else state
+            at = f"{name}_AT({constant(state)}, {constant(event)})"
+            lines.append(f"    {name}_to[{at}] = {constant(to)}; {name}_oc[{at}] = {code};")
+    return "\n".join([*lines, "  }", "}"]) + "\n"
 
 
 FORMATS: dict[str, Callable[[AnyMachine], str]] = {

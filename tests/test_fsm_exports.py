@@ -102,21 +102,22 @@ def test_mermaid_and_dot_draw_every_state_and_every_move(machine: Machine[Any, A
 
 
 @every_machine
-def test_promela_holds_every_legal_pair(machine: Machine[Any, Any]) -> None:
+def test_promela_holds_every_pair(machine: Machine[Any, Any]) -> None:
     text = export(machine, "promela")
     name = machine.name.upper()
-    found, state = {}, ""
-    for line in text.splitlines():
-        if here := re.fullmatch(rf"  :: st == {name}_S_(\w+) ->", line):
-            state = here[1]
-        elif step := re.fullmatch(rf"    :: ev == {name}_E_(\w+) -> (?:st = {name}_S_(\w+); )?oc = (\d)", line):
-            found[state, step[1]] = (step[2] or state, int(step[3]))
+    row = rf"    {name}_to\[{name}_AT\({name}_S_(\w+), {name}_E_(\w+)\)\] = {name}_S_(\w+); {name}_oc\[.*\] = (\d);"
+    found = {(s, e): (to, int(code)) for s, e, to, code in re.findall(row, text)}
     expected = {
-        (s.name, e.name): (machine.next(s, e).name, int(machine.outcomes[s, e]))
+        (s.name, e.name): (
+            s.name if machine.outcome(s, e) == "illegal" else machine.next(s, e).name,
+            int(machine.outcomes[s, e]),
+        )
         for s, e in pairs(machine)
-        if machine.outcome(s, e) != "illegal"
     }
     assert found == expected
+    for member in (*machine.states, *machine.events):
+        kind = "S" if isinstance(member, machine.states) else "E"
+        assert f"#define {name}_{kind}_{member.name} {member.value}\n" in text
 
 
 @every_machine
