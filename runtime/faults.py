@@ -68,5 +68,6 @@ def describe(fault: BaseException) -> str:
 
 
 def where(fault: BaseException) -> str:
-    """Where the fault was raised, outermost call first: a traceback without the exception's message."""
-    return "".join(traceback.format_tb(fault.__traceback__)).rstrip()
+    """Where the fault was raised, outermost call first, one place a line: a traceback without its message and without source text."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    return "\n".join(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)

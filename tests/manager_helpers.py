@@ -209,7 +209,10 @@ def check_ended(tm: TokenizerManager, fds: int | None = None) -> None:
             assert len(shard._free) == tm.config.max_live_requests
     if tm.trace is not None:
         assert tm.trace.dropped == 0
-        assert [str(violation) for violation in validate(tm.trace)] == []
+        # a stage that died takes its entries' last steps with it; their clients are told past it
+        spared = {"unfinished"} if tm.state.name == "FAILED" else set()
+        problems = [str(violation) for violation in validate(tm.trace) if violation.rule not in spared]
+        assert not problems, "\n".join(problems)
 
 
 @contextmanager
