@@ -9,6 +9,7 @@ from .abort import ABORT, ABORT_EVENTS, AbortEvent, AbortSource, AbortState
 from .exports import export, reference
 from .lifecycle import LIFECYCLE, LifecycleEvent, LifecycleState
 from .machine import DeclarationError, IllegalTransition, Machine
+from .perfetto import to_perfetto
 from .request import REQUEST, RequestEvent, RequestState
 from .ring import RING, RingEvent, RingState
 from .sink import SINK, SinkEvent, SinkState
@@ -45,5 +46,6 @@ __all__ = [
     "Violation",
     "export",
     "reference",
+    "to_perfetto",
     "validate",
 ]

@@ -21,6 +21,7 @@ from typing import Any, Final
 from . import MACHINES
 from .diagram import pictures
 from .exports import export
+from .formal import jobs
 from .machine import Machine, Rule
 from .trace import TraceEvent
 from .validator import validate
@@ -142,6 +143,7 @@ def _blocks() -> dict[str, str]:
     blocks = {name: _tables(machine) for name, machine in MACHINES.items()}
     blocks |= {name: _walk(steps) for name, steps in WALKS.items()}
     blocks["numbers"] = _numbers()
+    blocks["formal"] = _formal()
     return blocks
 
 
@@ -210,6 +212,23 @@ def _numbers() -> str:
         states = ", ".join(f"{state.value} {state.name}" for state in machine.states)
         events = ", ".join(f"{event.value} {event.name}" for event in machine.events)
         rows.append(f"| {machine.name}/{machine.revision} | {states} | {events} |")
+    return "\n".join(rows) + "\n\n"
+
+
+def _formal() -> str:
+    rows = ["", "| run | what holds | bounds | states |", "|---|---|---|---|"]
+    everything = jobs(mutants=True, deep=True)
+    for job in everything:
+        if job.kind == "run":
+            bounds = ", ".join([*(f"{key} {value}" for key, value in job.bounds.items()), *job.flags])
+            claim = f"{job.says} (LTL)" if job.ltl else job.says
+            rows.append(f"| {job.name}{' (deep)' if job.deep else ''} | {claim} | {bounds} | {job.states:,} |")
+    rows += ["", "Each of these faults, planted in the model, makes its run fail:", ""]
+    for job in everything:
+        if job.kind == "mutant":
+            rows.append(f"- {job.model}: {job.says} ({job.fails})")
+    rows += ["", "And these do occur:", ""]
+    rows += [f"- {job.says}" for job in everything if job.kind == "reach"]
     return "\n".join(rows) + "\n\n"
 
 

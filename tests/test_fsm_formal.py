@@ -6,11 +6,14 @@ Needs SPIN and gcc; without them the tests skip and say how to get them.
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import headrace.specs
 import pytest
-from headrace.fsm import formal
+from fsm_helpers import ALL
+from headrace.fsm import Machine, export, formal
 
 NEEDS_SPIN = pytest.mark.skipif(formal.missing() is not None, reason=formal.HOW_TO_GET)
 FOLDER = Path(headrace.specs.__file__).parent / "promela"
@@ -45,6 +48,41 @@ def test_every_mutant_of_the_model_fails_as_named_and_its_sometimes_conditions_o
     assert results
     assert _failures(results) == []
     assert all(result.trail for result in results)
+
+
+@NEEDS_SPIN
+@pytest.mark.parametrize("machine", ALL, ids=lambda m: m.name)
+def test_spin_and_a_python_search_count_the_same_states_of_the_same_table(
+    machine: Machine[Any, Any], tmp_path: Path
+) -> None:
+    """All walks of at most six events: (steps, state, absorbed, illegal)."""
+    name, length = machine.name.upper(), 6
+    choices = " ".join(f":: ev = {event.value}" for event in machine.events)
+    (tmp_path / "walk.pml").write_text(
+        export(machine, "promela")
+        + f"byte s = {int(machine.initial)}, n, absorbed, illegal;\nhidden byte ev, oc;\n"
+        + f"init {{ atomic {{ {name}_tables() }};\nend: do :: atomic {{ n < {length} -> n++; if {choices} fi;\n"
+        + f"{name}_step(s, ev, oc); if :: oc == 1 -> absorbed++ :: oc == 2 -> illegal++ :: else fi;\n"
+        # read as well as written, or SPIN leaves the counters out of the state
+        + "assert(absorbed + illegal <= n) } od }\n"
+    )
+    subprocess.run(["spin", "-a", "walk.pml"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["gcc", "-w", "-DSAFETY", "-o", "pan", "pan.c"], cwd=tmp_path, check=True, capture_output=True)
+    out = subprocess.run(["./pan"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    seen = {(0, machine.initial, 0, 0)}
+    todo = list(seen)
+    for n, state, absorbed, illegal in todo:
+        for event in machine.events if n < length else ():
+            outcome = machine.outcome(state, event)
+            to = machine.next(state, event) if outcome != "illegal" else state
+            after = (n + 1, to, absorbed + (outcome == "absorb"), illegal + (outcome == "illegal"))
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    stored = re.search(r"(\d+) states, stored", out)
+    assert stored is not None
+    assert "errors: 0" in out
+    assert int(stored[1]) == len(seen) + 1  # and the state before the tables are filled
 
 
 @NEEDS_SPIN

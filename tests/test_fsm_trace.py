@@ -11,7 +11,7 @@ from pathlib import Path
 import headrace.fsm.validator as validator_module
 import pytest
 from fsm_helpers import DOWN, UP, steps, stream, to_queue
-from headrace.fsm import MACHINES, Trace, TraceError, TraceEvent, validate
+from headrace.fsm import MACHINES, Trace, TraceError, TraceEvent, to_perfetto, validate
 from headrace.fsm.trace import Fill
 from hypothesis import given
 from hypothesis import strategies as st
@@ -257,3 +257,32 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 def test_no_lines_of_text_raise_anything_but_a_trace_error(lines: list[str]) -> None:
     with contextlib.suppress(TraceError):
         Trace.parse(['{"trace": "headrace", "version": 1}', *lines])
+
+
+# ---- for a trace viewer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_perfetto_has_a_track_per_request_with_its_states_and_one_per_ring_with_its_fill(timed: bool) -> None:
+    ticks = iter(range(10, 10_000))
+    trace = Trace(clock=(lambda: next(ticks) / 1000) if timed else None)
+    for row in GOOD:
+        machine = MACHINES[row.machine]
+        states, events = machine.states, machine.events
+        trace.record(row.machine, row.rid, states[row.before], events[row.event], states[row.after], row.stage)
+        trace.record_fill("ingress", row.seq)
+    drawn = json.loads(to_perfetto(trace))["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in drawn if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["a", "b", "c", "ingress", "m"]
+    slices = [e for e in drawn if e["ph"] == "X"]
+    for rid in "abc":
+        mine = [e for e in slices if names[e["pid"], e["tid"]] == rid]
+        moves = [row for row in GOOD if row.rid == rid and row.machine == "request" and row.before != row.after]
+        assert [e["name"] for e in mine] == ["RECEIVED", *(row.after for row in moves)]
+        ends = [e["ts"] + e["dur"] for e in mine]
+        assert [e["ts"] for e in mine[1:]] == pytest.approx(ends[:-1])
+    assert [e["args"]["items"] for e in drawn if e["ph"] == "C"] == list(range(len(GOOD)))
+    marks = [e["name"] for e in drawn if e["ph"] == "i"]
+    assert "abort: RING_TOOK_ABORT" in marks
+    assert all(e["dur"] >= 0 for e in slices)
+    assert to_perfetto([])
