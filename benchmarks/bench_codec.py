@@ -54,7 +54,7 @@ def plain(schema: WireSchema, prompts: list[int], finished: int = 0) -> bytes:
 def families(schema: WireSchema, n: int, positions: int = 3, width: int = 5) -> bytes:
     """Every family and every scalar on each of `n` requests."""
     rng = np.random.default_rng(1)
-    kinds = {"u32": 300, "f64": 0.5, "bool": True, "opaque": [[0, 1]]}
+    kinds: dict[str, Any] = {"u32": 300, "f64": 0.5, "bool": True, "opaque": [[0, 1]]}
     events = []
     for i in range(n):
         extras: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def families(schema: WireSchema, n: int, positions: int = 3, width: int = 5) -> 
                 extras[family.name + "_idx"] = rng.integers(0, 150_000, total).astype("<i4")
             if family.ragged:
                 extras[family.name + "_lens"] = np.full(positions, width)
-        scalars = {c.name: kinds[c.type.rstrip("?")] for c in schema.egress.scalars}
+        scalars: dict[str, Any] = {c.name: kinds[c.type.rstrip("?")] for c in schema.egress.scalars}
         ids = rng.integers(0, 150_000, positions)
         events.append(ChunkEvent(rid=f"{i:032x}", token_ids=ids, prompt_tokens=100 * i, extras=extras, **scalars))
     return encode_batch(events, schema)

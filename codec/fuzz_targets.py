@@ -8,21 +8,19 @@ an accepted frame is read whole, encoded again and compared; a normalised reques
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
-
-from . import strategies  # first: it says in one line what is missing without Hypothesis
-
-try:
-    from hypothesis import strategies as st
-except ImportError:  # pragma: no cover - the line above has raised already
-    raise
-
-import json
 
 import msgspec
 import numpy as np
 
+try:
+    from hypothesis import strategies as st
+except ImportError:
+    raise ImportError("headrace.codec.fuzz needs Hypothesis: pip install 'headrace[testing]'") from None
+
+from . import strategies
 from .batch import BatchFrame
 from .body import GenerateBody
 from .decode import decode_frame

@@ -15,7 +15,6 @@ from headrace.codec import (
     Length,
     Stop,
     Unknown,
-    decode_frame,
     encode_batch,
     load_schema,
     parse_finish_reason,
@@ -24,6 +23,7 @@ from headrace.codec import (
 from headrace.codec.frame_walk import Lossy, Malformed, read_strict, skip
 from hypothesis import given
 from hypothesis import strategies as st
+from wire_helpers import batch_of
 
 V1 = load_schema("v1")
 
@@ -36,7 +36,7 @@ def test_to_map_gives_back_any_map_key_for_key(table: dict[Any, Any]) -> None:
 
 @given(strategies.finish_reasons())
 def test_any_reason_survives_the_wire(reason: Any) -> None:
-    frame = decode_frame(encode_batch([ChunkEvent(rid="a", finish_reason=reason), ChunkEvent(rid="b")], V1), V1)
+    frame = batch_of(encode_batch([ChunkEvent(rid="a", finish_reason=reason), ChunkEvent(rid="b")], V1), V1)
     assert frame.finish_reasons[0] == reason
     assert frame.finish_reasons[1] is None
     assert frame.finished == [0]
@@ -109,12 +109,12 @@ LOSSY = {
 def test_what_a_dict_cannot_hold_is_kept_as_raw_bytes_and_fails_nobody(case: str) -> None:
     raw = LOSSY[case]
     header = msgspec.msgpack.encode([["a", "b"], msgspec.Raw(b"\x92" + raw + b"\xc0"), [1, 1], [0, 0]])
-    frame = decode_frame(b"\x02" + len(header).to_bytes(4, "little") + header, V1)
+    frame = batch_of(b"\x02" + len(header).to_bytes(4, "little") + header, V1)
     reason = frame.finish_reasons[0]
     assert isinstance(reason, Unknown)
     assert reason.raw == reason.to_map() == raw
     assert frame.finish_reasons[1] is None
-    assert decode_frame(encode_batch(list(frame), V1), V1).finish_reasons[0] == reason
+    assert batch_of(encode_batch(list(frame), V1), V1).finish_reasons[0] == reason
     assert parse_finish_reason(raw) == reason
     assert reason.to_json() == {"type": None, "msgpack": raw.hex()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from headrace.codec import (
 )
 from headrace.codec.lies import array as mp_array
 from headrace.codec.lies import entries, join_frame, split_frame
+from wire_helpers import batch_of, reason_of
 
 V1, V2 = load_schema("v1"), load_schema("v2")
 schemas = pytest.mark.parametrize("schema", [V1, V2], ids=lambda s: s.name)
@@ -35,7 +37,7 @@ GOOD = bytes.fromhex("02 0f000000 94 92a161a162 92c0c0 920303 920101 05000000 06
 
 def rejected(frame: object, schema: Any = V1, **limits: int) -> FrameError:
     with pytest.raises(FrameError) as caught:
-        decode_frame(frame, schema, **limits)
+        batch_of(frame, schema, **limits)
     return caught.value
 
 
@@ -53,7 +55,7 @@ def full_event(schema: Any, rid: str, seed: int, finish: Any = None) -> ChunkEve
         extras[family.name + "_val"] = np.array([next(count) + 0.5 for _ in range(total)], "<f4")
         if family.indices:
             extras[family.name + "_idx"] = np.array([next(count) for _ in range(total)], "<i4")
-    kinds = {
+    kinds: dict[str, Callable[[], Any]] = {
         "u32": lambda: next(count),
         "f64": lambda: next(count) + 0.25,
         "bool": lambda: True,
@@ -68,7 +70,7 @@ def full_event(schema: Any, rid: str, seed: int, finish: Any = None) -> ChunkEve
 
 
 def test_b27_the_good_frame_gives_each_request_its_token() -> None:
-    frame = decode_frame(GOOD, V1)
+    frame = batch_of(GOOD, V1)
     assert [(c.rid, c.token_ids.tolist(), c.finish_reason, c.prompt_tokens) for c in frame] == [
         ("a", [5], None, 3),
         ("b", [6], None, 3),
@@ -153,7 +155,7 @@ def test_b26_a_column_in_the_wrong_slot_is_a_type_error_not_a_reinterpretation()
 def test_b26_a_different_value_in_every_slot_comes_back_from_its_own_slot(schema: Any) -> None:
     events = [full_event(schema, "a", 100), full_event(schema, "b", 3000, Stop(matched=7))]
     frame = encode_batch(events, schema)
-    read = decode_frame(frame, schema)
+    read = batch_of(frame, schema)
     assert list(read) == events
     cells, _ = split_frame(frame)
     assert len(cells) == len(schema.egress.columns)
@@ -163,7 +165,7 @@ def test_b26_a_different_value_in_every_slot_comes_back_from_its_own_slot(schema
         if cells[left.position] == cells[right.position]:
             continue
         try:
-            got = list(decode_frame(join_frame(swapped, frame[5 + int.from_bytes(frame[1:5], "little") :]), schema))
+            got = list(batch_of(join_frame(swapped, frame[5 + int.from_bytes(frame[1:5], "little") :]), schema))
         except FrameError:
             continue
         assert got != events, f"{left.name} and {right.name} can be swapped unseen"
@@ -172,14 +174,13 @@ def test_b26_a_different_value_in_every_slot_comes_back_from_its_own_slot(schema
 def test_b30_an_unknown_finish_reason_reaches_a_alone_and_unchanged() -> None:
     told = {"type": "tool_calls", "name": "s"}
     abort = {"type": "abort", "message": "m", "status_code": None, "err_type": None}
-    frame = decode_frame(_v1_frame(["a", "b", "c"], [told, None, abort], [1, 1, 1], [1, 1, 0], data=_IDS), V1)
-    reasons = frame.finish_reasons
-    assert reasons[0].to_map() == told
-    assert reasons[0].matched is None
-    assert reasons[0].abort_status is None
-    assert reasons[1] is None
-    assert reasons[2].to_map() == abort
-    assert reasons[2].abort_status is None
+    frame = batch_of(_v1_frame(["a", "b", "c"], [told, None, abort], [1, 1, 1], [1, 1, 0], data=_IDS), V1)
+    assert reason_of(frame, 0).to_map() == told
+    assert reason_of(frame, 0).matched is None
+    assert reason_of(frame, 0).abort_status is None
+    assert frame.finish_reasons[1] is None
+    assert reason_of(frame, 2).to_map() == abort
+    assert reason_of(frame, 2).abort_status is None
     assert frame.finished == [0, 2]
 
 
@@ -188,7 +189,7 @@ def test_b30_an_empty_string_is_no_finish_reason() -> None:
 
 
 def test_b32_a_terminal_chunk_without_ids_is_a_chunk() -> None:
-    frame = decode_frame(encode_batch([ChunkEvent(rid="r", finish_reason={"type": "length", "length": 0})], V1), V1)
+    frame = batch_of(encode_batch([ChunkEvent(rid="r", finish_reason={"type": "length", "length": 0})], V1), V1)
     assert len(frame) == 1
     assert frame[0].completion_tokens == 0
     assert frame.finished == [0]
@@ -200,7 +201,7 @@ def test_b47_chunks_are_deltas_and_their_concatenation_is_the_whole(schema: Any)
     for i in range(3):
         extras = {"out_lp_val": np.array([-0.5 - i], "<f4"), "out_lp_idx": np.array([10 + i], "<i4")}
         chunks.append(ChunkEvent(rid="r", token_ids=[10 + i], extras=extras))
-    read = [decode_frame(encode_batch([c], schema), schema)[0] for c in chunks]
+    read = [batch_of(encode_batch([c], schema), schema)[0] for c in chunks]
     assert np.concatenate([c.token_ids for c in read]).tolist() == [10, 11, 12]
     assert np.concatenate([c.extras["out_lp_val"] for c in read]).tolist() == [-0.5, -1.5, -2.5]
 
@@ -214,7 +215,7 @@ def test_b48_infinite_and_nan_logprobs_come_back_bit_for_bit(schema: Any) -> Non
         "in_lp_val": np.array([np.nan, -1], "<f4"),
         "in_lp_idx": np.array([4, 5], "<i4"),
     }
-    read = decode_frame(encode_batch([ChunkEvent(rid="a", extras=extras)], schema), schema)[0].extras
+    read = batch_of(encode_batch([ChunkEvent(rid="a", extras=extras)], schema), schema)[0].extras
     assert read["out_lp_val"].view("<u4").tolist() == bits.tolist()
     assert np.isnan(read["in_lp_val"][0])
     assert read["in_lp_idx"].tolist() == [4, 5]
@@ -226,7 +227,7 @@ def test_b48_an_empty_ragged_position_is_no_value_and_shifts_nothing() -> None:
         "in_top_val": np.array([-1, -2], "<f4"),
         "in_top_idx": np.array([7, 8], "<i4"),
     }
-    read = decode_frame(encode_batch([ChunkEvent(rid="a", extras=extras)], V1), V1)[0].extras
+    read = batch_of(encode_batch([ChunkEvent(rid="a", extras=extras)], V1), V1)[0].extras
     assert read["in_top_lens"].tolist() == [0, 2]
     assert read["in_top_idx"].tolist() == [7, 8]
 
@@ -243,7 +244,7 @@ def test_no_prefix_of_a_frame_is_a_frame(schema: Any) -> None:
 
 @schemas
 def test_a_readable_header_without_rids_is_a_valid_empty_frame(schema: Any) -> None:
-    frame = decode_frame(encode_batch([], schema), schema)
+    frame = batch_of(encode_batch([], schema), schema)
     assert len(frame) == 0
     assert list(frame) == []
     assert frame.finished == []
@@ -260,7 +261,7 @@ def test_absent_empty_and_zero_columns_mean_the_same(schema: Any) -> None:
         mp_array([b"\x00"] * 2) if c.role in ("lens", "reqlens") else padded[c.position] for c in schema.egress.columns
     ]
     for variant in (cells, padded, zeros):
-        frame = decode_frame(join_frame(variant, data), schema)
+        frame = batch_of(join_frame(variant, data), schema)
         assert list(frame) == events
         assert not frame.has_extras
 
@@ -270,7 +271,7 @@ def test_unknown_trailing_positions_are_skipped_and_counted(schema: Any) -> None
     event = full_event(schema, "a", 100)
     cells, data = split_frame(encode_batch([event], schema))
     more = [b"\x91\xa1\xff", b"\xc7\x0c\xff" + b"\xff" * 12, b"\x91" * 200 + b"\xc0"]
-    frame = decode_frame(join_frame(cells + more, data), schema)
+    frame = batch_of(join_frame(cells + more, data), schema)
     assert frame.unknown_columns == 3
     assert list(frame) == [event]
     error = rejected(join_frame(cells + more, data + bytes(4)), schema)
@@ -282,13 +283,13 @@ def test_unknown_trailing_positions_are_skipped_and_counted(schema: Any) -> None
 
 def test_ids_outside_i32_are_data_in_v2_and_cannot_be_encoded_in_v1() -> None:
     event = ChunkEvent(rid="a", token_ids=[-(2**63), 2**63 - 1])
-    assert decode_frame(encode_batch([event], V2), V2)[0].token_ids.tolist() == [-(2**63), 2**63 - 1]
+    assert batch_of(encode_batch([event], V2), V2)[0].token_ids.tolist() == [-(2**63), 2**63 - 1]
     with pytest.raises(EncodeError):
         encode_batch([event], V1)
 
 
 def test_a_duplicate_rid_gives_two_rows_in_order() -> None:
-    frame = decode_frame(_v1_frame(["a", "a"], [{"type": "stop"}, None], [1, 1], [1, 1], data=_IDS), V1)
+    frame = batch_of(_v1_frame(["a", "a"], [{"type": "stop"}, None], [1, 1], [1, 1], data=_IDS), V1)
     assert [c.token_ids.tolist() for c in frame] == [[5], [6]]
 
 
@@ -321,8 +322,8 @@ def test_a_list_of_rids_with_a_bad_entry_is_incomplete(column: bytes, rids: list
 def test_a_bad_string_elsewhere_does_not_hide_the_rids() -> None:
     finish = b"\x92\x81\xa4type\xa1\xff\xc0"  # not UTF-8: this request's reason is Unknown, nobody fails
     header = mp_array([b"\x92\xa1a\xa1b", finish, b"\x92\x01\x01", b"\x92\x00\x00"])
-    frame = decode_frame(join_frame(entries(header), b""), V1)
-    assert frame.finish_reasons[0].raw == b"\x81\xa4type\xa1\xff"
+    frame = batch_of(join_frame(entries(header), b""), V1)
+    assert reason_of(frame, 0).raw == b"\x81\xa4type\xa1\xff"
     error = rejected(join_frame([*entries(header)[:3], b"\x92\x00\xa1\xff"], b""))
     assert (error.reason, error.rids, error.rids_complete) == ("column_type", ["a", "b"], True)
 
@@ -347,7 +348,7 @@ def test_a_broken_result_or_error_names_its_rid_or_nobody() -> None:
 
 def test_limits_are_judged_at_limit_and_one_past_it() -> None:
     header = int.from_bytes(GOOD[1:5], "little")
-    assert len(decode_frame(GOOD, V1, max_frame_bytes=len(GOOD), max_header_bytes=header)) == 2
+    assert len(batch_of(GOOD, V1, max_frame_bytes=len(GOOD), max_header_bytes=header)) == 2
     for limits in ({"max_frame_bytes": len(GOOD) - 1}, {"max_header_bytes": header - 1}):
         error = rejected(GOOD, **limits)
         assert (error.reason, error.rids, error.rids_complete) == ("too_large", ["a", "b"], True)
@@ -381,7 +382,7 @@ def _buffers() -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", _buffers())
 def test_every_kind_of_buffer_reads_the_same(kind: str) -> None:
-    frame = decode_frame(_buffers()[kind], V1)
+    frame = batch_of(_buffers()[kind], V1)
     assert [c.token_ids.tolist() for c in frame] == [[5], [6]]
     with pytest.raises(ValueError, match="read-only"):
         frame.token_ids[0] = 1
@@ -400,7 +401,7 @@ def test_a_released_view_is_a_frame_error_too() -> None:
 
 def test_token_ids_and_floats_are_views_on_the_buffer() -> None:
     data = bytearray(encode_batch([full_event(V1, "a", 100)], V1))
-    frame = decode_frame(data, V1)
+    frame = batch_of(data, V1)
     base = np.frombuffer(data, np.uint8)
     assert np.shares_memory(frame.token_ids, base)
     assert np.shares_memory(frame[0].token_ids, base)
@@ -409,14 +410,14 @@ def test_token_ids_and_floats_are_views_on_the_buffer() -> None:
 
 def test_what_is_not_a_view_survives_a_change_of_the_buffer() -> None:
     data = bytearray(_v1_frame(["a"], [{"type": "tool", "x": [1]}], [3], [0]))
-    frame = decode_frame(data, V1)
+    frame = batch_of(data, V1)
     data[:] = bytes(len(data))
-    assert frame.finish_reasons[0].to_map() == {"type": "tool", "x": [1]}
+    assert reason_of(frame, 0).to_map() == {"type": "tool", "x": [1]}
     assert frame[0].prompt_tokens == 3
 
 
 def test_rows_are_indexed_like_a_list() -> None:
-    frame = decode_frame(GOOD, V1)
+    frame = batch_of(GOOD, V1)
     assert frame[-1] == frame[1]
     for row in (2, -3):
         with pytest.raises(IndexError):
@@ -482,7 +483,7 @@ def test_what_does_not_fit_is_an_encode_error_and_no_bytes(change: dict[str, Any
 def test_a_scalar_the_schema_does_not_have_is_an_encode_error() -> None:
     with pytest.raises(EncodeError, match="cached_tokens"):
         encode_batch([ChunkEvent(rid="a", cached_tokens=3)], V1)
-    assert decode_frame(encode_batch([ChunkEvent(rid="a", cached_tokens=0)], V1), V1)[0].cached_tokens == 0
+    assert batch_of(encode_batch([ChunkEvent(rid="a", cached_tokens=0)], V1), V1)[0].cached_tokens == 0
 
 
 def test_extras_that_disagree_are_an_encode_error() -> None:

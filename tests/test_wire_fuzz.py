@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,22 @@ def test_each_target_runs_clean_for_a_bounded_number_of_cases(name: str, tmp_pat
     assert report.complete
     assert report.accepted  # sometimes a case gets through …
     assert report.rejected or name in ("finish", "inspect")  # … and sometimes one does not (these two are total)
+
+
+@pytest.mark.parametrize("name", fuzz.TARGETS)
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x02\xff\xff\xff\xff", b"{", b"\x91\x91", b"\xff" * 40])
+def test_a_target_takes_any_bytes_and_returns_nothing(name: str, data: bytes) -> None:
+    call: Any = fuzz.TARGETS[name]
+    assert call(data) is None
+
+
+@pytest.mark.parametrize("module", ["strategies", "fuzz"])
+def test_without_hypothesis_there_is_one_line_that_says_what_to_install(module: str) -> None:
+    code = f"import sys; sys.modules['hypothesis'] = None; import headrace.codec; import headrace.codec.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == f"ImportError: headrace.codec.{module} needs Hypothesis: pip install 'headrace[testing]'"
 
 
 @pytest.mark.parametrize("name", fuzz.TARGETS)
@@ -182,7 +199,7 @@ def test_atheris_runs_where_it_is_installed(tmp_path: Path) -> None:
     report = run_fuzz("frame-v1", cases=2000, engine="atheris", crashes=tmp_path)
     assert report.executions >= 2000
     assert report.findings == []
-    options = {"custom": "wire_planted:off_by_one", "rejects": "wire_planted:Refused", "oracle": True}
+    options: dict[str, Any] = {"custom": "wire_planted:off_by_one", "rejects": "wire_planted:Refused", "oracle": True}
     found = run_fuzz(cases=20_000, engine="atheris", crashes=tmp_path, max_findings=1, **options)
     assert [f.kind for f in found.findings] == ["verdict"]
 

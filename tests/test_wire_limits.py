@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ def plain(
     return [rid, many(finish, n), many(prompt, n), many(lens, n)]
 
 
-HOSTILE = {
+HOSTILE: dict[str, Callable[[], bytes]] = {
     "empty rids": lambda: frame_of(*plain(many(b"\xa0", N))),
     "rids of two characters": lambda: frame_of(*plain(distinct(N, two))),
     "rids of one wide character": lambda: frame_of(*plain(distinct(N, wide))),

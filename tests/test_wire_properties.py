@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import wire_helpers as wire
-from headrace.codec import ChunkEvent, FrameError, decode_frame, encode_batch, load_schema, strategies
+from headrace.codec import ChunkEvent, FrameError, encode_batch, load_schema, strategies
 from headrace.codec.decode import REASONS
 from headrace.codec.lies import LIES
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from wire_helpers import batch_of
 
 SCHEMAS = [load_schema("v1"), load_schema("v2")]
 schemas = pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: s.name)
@@ -22,7 +23,7 @@ schemas = pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: s.name)
 @given(data=st.data())
 def test_what_is_encoded_is_what_is_decoded(schema: Any, data: st.DataObject) -> None:
     events = data.draw(st.lists(strategies.chunk_events(schema), max_size=4))
-    frame = decode_frame(encode_batch(events, schema), schema)
+    frame = batch_of(encode_batch(events, schema), schema)
     assert list(frame) == events
     assert frame.rids == [e.rid for e in events]
     assert frame.finished == [i for i, e in enumerate(events) if e.finish_reason is not None]
@@ -43,8 +44,8 @@ def test_valid_frames_read_as_the_naive_decoder_reads_them(schema: Any, data: st
 @schemas
 @given(data=st.data())
 def test_encoding_a_decoded_frame_again_keeps_every_chunk(schema: Any, data: st.DataObject) -> None:
-    first = list(decode_frame(data.draw(strategies.frames(schema)), schema))
-    assert list(decode_frame(encode_batch(first, schema), schema)) == first
+    first = list(batch_of(data.draw(strategies.frames(schema)), schema))
+    assert list(batch_of(encode_batch(first, schema), schema)) == first
 
 
 @schemas
@@ -52,7 +53,7 @@ def test_encoding_a_decoded_frame_again_keeps_every_chunk(schema: Any, data: st.
 def test_one_lie_is_rejected_under_its_own_name(schema: Any, data: st.DataObject) -> None:
     frame, rule = data.draw(strategies.one_lie_frames(schema))
     with pytest.raises(FrameError) as caught:
-        decode_frame(frame, schema)
+        batch_of(frame, schema)
     assert caught.value.reason == rule
     assert wire.oracle(frame, schema) == ("reject", rule)
 
@@ -93,7 +94,7 @@ def test_a_rejected_frame_names_its_rids_whatever_broke(schema: Any, data: st.Da
     if frame is None:
         return
     with pytest.raises(FrameError) as caught:
-        decode_frame(frame, schema)
+        batch_of(frame, schema)
     assert caught.value.rids == [e.rid for e in events]
     assert caught.value.rids_complete
 
@@ -109,7 +110,7 @@ def test_result_and_error_frames_read_as_the_naive_decoder_reads_them(frame: byt
 def test_a_stream_folds_to_the_concatenation_of_its_deltas(schema: Any, data: st.DataObject) -> None:
     chunks = data.draw(strategies.chunk_streams(schema))
     assert [c.finish_reason is not None for c in chunks] == [False] * (len(chunks) - 1) + [True]
-    read = [decode_frame(encode_batch([c], schema), schema)[0] for c in chunks]
+    read = [batch_of(encode_batch([c], schema), schema)[0] for c in chunks]
     ids = np.concatenate([c.token_ids for c in read]).tolist()
     assert ids == [t for c in chunks for t in c.token_ids.tolist()]
 

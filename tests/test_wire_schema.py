@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import wire_helpers as wire
 from headrace import specs
-from headrace.codec import ChunkEvent, ValidationError, decode_frame, encode_batch, load_schema, strategies
+from headrace.codec import ChunkEvent, ValidationError, encode_batch, load_schema, strategies
 from headrace.codec.lies import entries, join_frame, split_frame
 from headrace.codec.schema import parse_schema, schema_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_helpers import batch_of
 
 PAGE = {
     "v1": "rids finish_reasons prompt_tokens tok_lens",
@@ -80,7 +81,7 @@ def test_a_made_up_revision_works_from_its_file_alone(v3: Any) -> None:
     extras = {"draft_lp_val": np.array([0.5, 1.5], "<f4"), "draft_lp_idx": np.array([3, 4], "<i4")}
     event = ChunkEvent(rid="a", token_ids=[2**40], extras=extras, energy=1.25, cached_tokens=9)
     frame = encode_batch([event, ChunkEvent(rid="b")], v3)
-    read = decode_frame(frame, v3)
+    read = batch_of(frame, v3)
     assert read[0] == event
     assert read[0].energy == 1.25
     assert read[1].energy is None
@@ -90,7 +91,7 @@ def test_a_made_up_revision_works_from_its_file_alone(v3: Any) -> None:
 def test_an_older_reader_skips_the_new_scalar_and_refuses_the_new_family(v3: Any) -> None:
     v2 = load_schema("v2")
     event = ChunkEvent(rid="a", token_ids=[7], energy=1.25)
-    read = decode_frame(encode_batch([event], v3), v2)
+    read = batch_of(encode_batch([event], v3), v2)
     assert read.unknown_columns == 2
     assert read[0].token_ids.tolist() == [7]
     extras = {"draft_lp_val": np.array([0.5], "<f4"), "draft_lp_idx": np.array([3], "<i4")}

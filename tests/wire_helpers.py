@@ -18,6 +18,7 @@ import numpy as np
 from headrace.codec import (
     BatchFrame,
     ControlResult,
+    FinishReason,
     FrameError,
     RequestFailure,
     WireSchema,
@@ -394,3 +395,17 @@ def per_request_decode(frame: bytes, schema: WireSchema) -> list[dict[str, Any]]
                 request["extras"][family.name + "_idx"] = idx[value : value + width]
             value += width
     return requests
+
+
+def batch_of(buffer: object, schema: WireSchema, **limits: Any) -> BatchFrame:
+    """`decode_frame` where a BATCH frame is expected."""
+    frame = decode_frame(buffer, schema, **limits)
+    assert isinstance(frame, BatchFrame)
+    return frame
+
+
+def reason_of(frame: BatchFrame, row: int) -> FinishReason:
+    """The finish reason of a row that has one."""
+    reason = frame.finish_reasons[row]
+    assert reason is not None
+    return reason
