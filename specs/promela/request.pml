@@ -5,7 +5,8 @@
  * Register and push, because the scheduler may die between them. Lanes that are "reserved" in the architecture are
  * asserted never to be full. All states are changed through the generated tables only.
  *
- * DEATH: the scheduler may die at any point (its end of the ingress ring closes first, then the egress ring).
+ * DEATH: the scheduler may die at any point: its end of the ingress ring closes first, then the egress ring, or with
+ * EGRESS_FIRST the other way round.
  * HALF: it may close its end of the ingress ring only, and serve what it has.
  * STOP: somebody calls shutdown at any point. HANG: the scheduler may stop serving and only notices closed rings.
  *
@@ -161,7 +162,9 @@ inline last_step(r) {
   :: !RING_CLOSED_NOW && len(ring) + len(owed) < RING_CAPACITY ->
 #endif
      RQ(r, REQUEST_E_PRE_SEND_VALIDATED);
-     AB(r, ABORT_E_RING_TOOK_REQUEST);
+#ifndef MUTANT_PUSH_TOLD_LATE
+     AB(r, ABORT_E_RING_TOOK_REQUEST); /* while the request is still ours: after Register it has another owner */
+#endif
      place[r] = SHARD;
 #ifndef MUTANT_REGISTER_AFTER_PUSH
      assert(len(lane) < LANE);
@@ -192,6 +195,9 @@ IDLE
       :: else ->
         assert(len(ring) < RING_CAPACITY);
         ring!m_request, r;
+#ifdef MUTANT_PUSH_TOLD_LATE
+        AB(r, ABORT_E_RING_TOOK_REQUEST);
+#endif
 #ifdef MUTANT_REGISTER_AFTER_PUSH
         late_register = true;
 #endif
@@ -407,9 +413,15 @@ IDLE
   SERVE(2)
 #endif
 #ifdef DEATH
+#ifdef EGRESS_FIRST
+  :: atomic { egress_gone = true; printf("scheduler: dies\n") };
+    scheduler_gone = true;
+    break
+#else
   :: atomic { scheduler_gone = true; printf("scheduler: dies\n") };
     egress_gone = true;
     break
+#endif
 #endif
 #ifdef HALF
   :: atomic { !scheduler_gone -> scheduler_gone = true; printf("scheduler: takes no more requests\n") }
