@@ -18,12 +18,11 @@ Owns: the bounded queues that the scheduler's threads meet the manager's on. Rul
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..codec import IngressColumns, IngressMessage, frame_egress_batch_cols
-from ..codec.errors import InternalError
 from ..codec.limits import default
 from ..fsm import RING, RingEvent, RingState
 from .channel import DEFAULT_PRIMITIVES, Bell, Primitives, PushResult
@@ -32,6 +31,18 @@ if TYPE_CHECKING:
     from .stages.life import Recorder
 
 T = TypeVar("T")
+
+# The table again, as nested tuples (None: illegal): most pushes and drains leave the state as it is, and a look at a tuple is cheaper than
+# a call. Whatever moves goes through `RING.next`.
+_MOVES: tuple[tuple[RingState | None, ...], ...] = tuple(
+    tuple(None if RING.outcome(state, event) == "illegal" else RING.next(state, event) for event in RingEvent)
+    for state in RingState
+)
+# A member's look-up through its class costs as much as half of a push.
+_OK = PushResult.OK
+_PUSH, _PUSH_FILLS = RingEvent.PUSH, RingEvent.PUSH_FILLS
+_DRAIN, _DRAIN_EMPTIES = RingEvent.DRAIN, RingEvent.DRAIN_EMPTIES
+
 Buffer = Any  # bytes, bytearray, memoryview or a contiguous ndarray: anything with the buffer protocol
 
 
@@ -47,7 +58,18 @@ class RingFacts(NamedTuple):
 
 
 class _Core(Generic[T]):
-    """A bounded queue of items and bytes with a producer's side and a consumer's side, each of which can go."""
+    """A bounded queue of items and bytes with a producer's side and a consumer's side, each of which can go.
+
+    The items stand in two lists. Producers append to `_in`. The consumer takes from the end of `_out`, which is in reverse, and when
+    that does not do, the whole of `_in` is turned over at once; so a push and a drain cost the same however full the ring is. An item
+    counts against the capacity until a drain has given it.
+
+    Most pushes and drains are *plain*: the table leaves the state as it is, nobody is parked, nobody traces. Two fields say so in
+    advance, so that a plain one costs a lock and an append or pop: `_plain_pushes` is how many pushes of one item surely are, and
+    `_heed_drains` is set when some drain that leaves something may not be. Whatever is not plain recomputes both. On these ways the
+    lock is taken by `acquire` and not by `with`, which costs as much again as all the rest; an interrupt that hits the moment between
+    the two lines is as bad as it is in `with condition:` everywhere in the standard library.
+    """
 
     def __init__(
         self,
@@ -62,16 +84,24 @@ class _Core(Generic[T]):
         self._arrived = primitives.Condition(self.lock)
         self._room = primitives.Condition(self.lock)
         self._capacity = capacity
-        self._max_bytes = max_bytes
+        self._bounded = max_bytes is not None
+        self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._size_of = size_of
-        self._items: deque[T] = deque()
-        self._nbytes = 0
+        self._in: list[T] = []
+        self._out: list[T] = []
+        self._nbytes = (
+            0  # of the `_counted` oldest items; a ring that is bounded by bytes counts every push, another when asked
+        )
+        self._counted = 0
         self._state: RingState = RING.initial
         self._producer_gone = False
         self._consumer_gone = False
+        self._gone = False  # either of the two
         self._parked_consumers = 0
         self._parked_producers = 0
-        self._room_wanted = False
+        self._room_wanted = False  # since the last drain somebody was refused, parked or told 0 for want of room
+        self._plain_pushes = 0
+        self._heed_drains = True
         self.consumer_bell: Bell | None = None
         self.producer_bell: Bell | None = None
         self.record: Recorder | None = None
@@ -81,102 +111,189 @@ class _Core(Generic[T]):
 
     def _step(self, event: RingEvent) -> None:
         before = self._state
-        self._state = RING.next(before, event)
+        after = self._state = RING.next(before, event)
+        fill = len(self._in) + len(self._out)
         if self.record is not None:
-            self.record.record("ring", self.name, before, event, self._state, "ring")
-            self.record.record_fill(self.name, len(self._items))
+            self.record.record("ring", self.name, before, event, after, "ring")
+            self.record.record_fill(self.name, fill)
+            self._plain_pushes, self._heed_drains = 0, True  # nothing is plain: every event is told
+            return
+        moves = _MOVES[after]
+        self._plain_pushes = self._capacity - 1 - fill if moves[_PUSH] is after else 0
+        self._heed_drains = moves[_DRAIN] is not after or self._room_wanted or (not self._bounded and self._counted > 0)
+
+    def _want_room(self) -> None:
+        self._room_wanted = self._heed_drains = True
 
     def _fits(self, count: int, nbytes: int) -> bool:
-        items = len(self._items)
-        if items + count > self._capacity:
+        fill = len(self._in) + len(self._out)
+        if fill + count > self._capacity:
             return False
-        return self._max_bytes is None or not items or self._nbytes + nbytes <= self._max_bytes
+        # An empty frame counts as a byte here: bytes that are used up are FULL, and the table lets nothing into a ring that is.
+        return not fill or self._nbytes + (nbytes or 1) <= self._max_bytes
+
+    def _may_go_on(self, count: int, nbytes: int) -> bool:
+        """Whether a producer need not park: what it waits for is there, or can never be."""
+        if self._gone or self._fits(count, nbytes):
+            return True
+        self._want_room()
+        return False
 
     @property
-    def _full(self) -> bool:
-        return len(self._items) >= self._capacity or (self._max_bytes is not None and self._nbytes >= self._max_bytes)
+    def _closed(self) -> bool:
+        return self._gone
+
+    @property
+    def _items(self) -> list[T]:
+        """What is in the ring, oldest first."""
+        return [*reversed(self._out), *self._in]
 
     # -- producer -------------------------------------------------------------------------------------------------------
 
     def push_all(self, items: Sequence[T], timeout: float | None = 0.0) -> PushResult:
         """All of `items` in order, or none. `timeout` 0: never wait (FULL). None: wait for room as long as it takes."""
-        nbytes = sum(map(self._size_of, items))
-        with self.lock:
-            if not self._closed and not self._fits(len(items), nbytes):
-                if timeout == 0.0 or len(items) > self._capacity:
-                    self._room_wanted = True
-                    self._step(RingEvent.REFUSED_FULL)
-                    return PushResult.FULL
-                self._parked_producers += 1
-                try:
-                    self._room.wait_for(lambda: self._closed or self._fits(len(items), nbytes), timeout)
-                finally:
-                    self._parked_producers -= 1
-            if self._closed:
-                self._step(RingEvent.REFUSED_CLOSED)
-                return PushResult.CLOSED
-            if not self._fits(len(items), nbytes):
-                self._step(RingEvent.REFUSED_FULL)
-                raise TimeoutError(f"the ring stayed full for {timeout} s; nothing was accepted")
-            if items:
-                self._items.extend(items)
+        nbytes = sum(map(self._size_of, items)) if self._bounded else 0
+        self.lock.acquire()
+        try:
+            count = len(items)
+            if self._plain_pushes >= count and (not nbytes or self._nbytes + nbytes < self._max_bytes):
+                self._plain_pushes -= count
+                self._in.extend(items)
                 self._nbytes += nbytes
-                self._step(RingEvent.PUSH_FILLS if self._full else RingEvent.PUSH)
-                if self._parked_consumers:
-                    # all of them: `wait` takes nothing, so whoever woke first has not used up what a second waiter waits for
-                    self._arrived.notify_all()
+            else:
+                refused = self._push(items, nbytes, timeout)
+                if refused is not None:
+                    return refused
+        finally:
+            self.lock.release()
         if items and self.consumer_bell is not None:
             self.consumer_bell.ring()
-        return PushResult.OK
+        return _OK
 
-    @property
-    def _closed(self) -> bool:
-        return self._producer_gone or self._consumer_gone
+    def _push(self, items: Sequence[T], nbytes: int, timeout: float | None) -> PushResult | None:
+        """None when all of `items` are in the ring, or else why not."""
+        count = len(items)
+        if self._gone or not self._fits(count, nbytes):
+            refused = self._refuse_or_park(count, nbytes, timeout)
+            if refused is not None:
+                return refused
+        if not count:
+            return None
+        was_empty = not self._in and not self._out
+        self._in.extend(items)
+        self._nbytes += nbytes
+        full = len(self._in) + len(self._out) >= self._capacity or self._nbytes >= self._max_bytes
+        self._step(_PUSH_FILLS if full else _PUSH)
+        # A waiter is parked only while the ring is empty. All of them are told: `wait` takes nothing, so whoever wakes first has not
+        # used up what a second one waits for.
+        if was_empty and self._parked_consumers:
+            self._arrived.notify_all()
+        return None
+
+    def _refuse_or_park(self, count: int, nbytes: int, timeout: float | None) -> PushResult | None:
+        """What a push that does not go through at once returns, or None when it may go on after a wait."""
+        if not self._gone and (timeout == 0.0 or count > self._capacity):
+            self._want_room()
+            self._step(RingEvent.REFUSED_FULL)
+            return PushResult.FULL
+        self._parked_producers += 1
+        try:
+            self._room.wait_for(lambda: self._may_go_on(count, nbytes), timeout)
+        finally:
+            self._parked_producers -= 1
+        if self._gone:
+            self._step(RingEvent.REFUSED_CLOSED)
+            return PushResult.CLOSED
+        if not self._fits(count, nbytes):
+            self._step(RingEvent.REFUSED_FULL)
+            raise TimeoutError(f"the ring stayed full for {timeout} s; nothing was accepted")
+        return None
 
     def room(self) -> tuple[int, bool]:
         """(free places, closed). A producer that is told 0 places has its bell rung at the next drain."""
         with self.lock:
-            free = self._capacity - len(self._items)
+            free = self._capacity - len(self._in) - len(self._out)
             if free <= 0:
-                self._room_wanted = True
-            return max(0, free), self._closed
+                self._want_room()
+            return free if free > 0 else 0, self._gone
 
     # -- consumer -------------------------------------------------------------------------------------------------------
 
-    def drain(self, most: int) -> list[T]:
-        """Up to `most` items, oldest first. Never waits."""
-        if most < 1:
-            return []
-        with self.lock:
-            items = self._items
-            if not items:
-                return []
-            if len(items) <= most:
-                taken = list(items)
-                items.clear()
-                self._nbytes = 0
-                self._step(RingEvent.DRAIN_EMPTIES)
-            else:
-                taken = [items.popleft() for _ in range(most)]
-                self._nbytes -= sum(map(self._size_of, taken))
-                self._step(RingEvent.DRAIN)
-            if self._parked_producers:
-                self._room.notify_all()
+    def drain(self, max: int = 256) -> list[T]:
+        """Up to `max` items, oldest first. Never waits."""
+        self.lock.acquire()
+        try:
+            out = self._out
+            if 0 < max < len(out) and not self._heed_drains:
+                if max == 1:
+                    item = out.pop()
+                    if self._bounded:
+                        self._nbytes -= len(item)  # type: ignore[arg-type]
+                    return [item]
+                taken = out[-max:]
+                del out[-max:]
+                taken.reverse()
+                if self._bounded:
+                    self._nbytes -= sum(map(self._size_of, taken))
+                return taken
+            taken = self._take(max)
+            if not taken:
+                return taken
+            self._discount(taken)
             wanted, self._room_wanted = self._room_wanted, False
+            self._step(_DRAIN if self._in or self._out else _DRAIN_EMPTIES)
+            if wanted and self._parked_producers:
+                self._room.notify_all()
+        finally:
+            self.lock.release()
         if wanted and self.producer_bell is not None:
             self.producer_bell.ring()
         return taken
 
+    def _take(self, most: int) -> list[T]:
+        if most < 1:
+            return []
+        out, arrived = self._out, self._in
+        if len(out) < most and arrived:
+            if not out and len(arrived) <= most:
+                self._in = []
+                return arrived
+            arrived.reverse()
+            arrived.extend(out)
+            out = self._out = arrived
+            self._in = []
+        taken = out[-most:]
+        del out[-most:]
+        taken.reverse()
+        return taken
+
+    def _discount(self, taken: list[T]) -> None:
+        if self._bounded:
+            self._nbytes -= sum(map(self._size_of, taken))
+        elif self._counted:
+            counted = taken[: self._counted]
+            self._nbytes -= sum(map(self._size_of, counted))
+            self._counted -= len(counted)
+
+    def _count(self) -> int:
+        """The bytes in the ring."""
+        if not self._bounded:
+            newest = self._items[self._counted :]
+            self._nbytes += sum(map(self._size_of, newest))
+            self._counted += len(newest)
+            self._heed_drains = self._heed_drains or self._counted > 0
+        return self._nbytes
+
     def wait(self, timeout: float | None) -> bool:
         """True when something can be drained; False when `timeout` passed or nothing can come any more."""
         with self.lock:
-            if not self._items and not self._closed:
+            if not (self._in or self._out or self._gone):
                 self._parked_consumers += 1
                 try:
-                    self._arrived.wait_for(lambda: self._items or self._closed, timeout)
+                    self._arrived.wait_for(lambda: self._in or self._out or self._gone, timeout)
                 finally:
                     self._parked_consumers -= 1
-            if not self._items:
+            if not (self._in or self._out):
                 return False
             self._step(RingEvent.WAIT_HIT)
             return True
@@ -193,6 +310,7 @@ class _Core(Generic[T]):
 
     def _close(self, *, producer: bool) -> None:
         with self.lock:
+            self._gone = True
             if producer:
                 self._producer_gone = True
                 self._step(RingEvent.CLOSE_PRODUCER)
@@ -208,9 +326,9 @@ class _Core(Generic[T]):
     def facts(self) -> RingFacts:
         with self.lock:
             return RingFacts(
-                len(self._items),
+                len(self._in) + len(self._out),
                 self._capacity,
-                self._nbytes,
+                self._count(),
                 self._state,
                 self._producer_gone,
                 self._consumer_gone,
@@ -292,11 +410,24 @@ class EgressProducer:
 
         With a `timeout` in seconds, running out of it raises TimeoutError and nothing was accepted.
         """
-        owned = _owned(frame)
-        result = self._core.push_all((owned,), timeout if timeout is None or timeout > 0 else 1e-9)
-        if result is PushResult.FULL:  # one frame always fits an empty ring of capacity >= 1, so this cannot be
-            raise InternalError("the egress ring refused a single frame as too many")
-        return bool(result)
+        if type(frame) is not bytes:
+            frame = bytes(frame)
+        core, nbytes = self._core, len(frame)
+        core.lock.acquire()
+        try:
+            # the plain push of `_Core.push_all`, here because it is what a scheduler does at every step
+            if core._plain_pushes > 0 and core._nbytes + nbytes < core._max_bytes:
+                core._plain_pushes -= 1
+                core._in.append(frame)
+                core._nbytes += nbytes
+            # a timeout of 0 would mean "do not wait" one floor down, which says FULL and does not raise
+            elif core._push((frame,), nbytes, timeout if timeout is None or timeout > 0 else 1e-9) is not None:
+                return False
+        finally:
+            core.lock.release()
+        if core.consumer_bell is not None:
+            core.consumer_bell.ring()
+        return True
 
     def try_push(self, frame: Buffer) -> PushResult:
         """OK, FULL or CLOSED, at once."""
@@ -327,6 +458,7 @@ class EgressConsumer:
 
     def __init__(self, core: _Core[bytes]) -> None:
         self._core = core
+        self.drain = core.drain  # type: ignore[method-assign]  # one call less for every frame; the method below tells about it
 
     def drain(self, max: int = 256) -> list[bytes]:
         """Up to `max` frames, oldest first. Never waits."""

@@ -14,7 +14,7 @@ from headrace.runtime.channel import Bell, Channel
 from headrace.runtime.interleave import Op, Raised, Scenario, World, after, op
 from headrace.runtime.ring import _Core, egress_ring, ingress_ring
 
-CORE_CONSTANTS = ("_capacity", "_max_bytes", "consumer_bell", "producer_bell", "record", "name")
+CORE_CONSTANTS = ("_bounded", "_capacity", "_max_bytes", "consumer_bell", "producer_bell", "record", "name")
 
 
 class RingModel:
