@@ -344,7 +344,11 @@ class TokenizerManager:
         error = SchedulerGoneError("the scheduler has gone")
         with self._lock:
             self._failure = self._failure or error
+            stopping = self._shutting_down
             self._step(LifecycleEvent.DRAIN)
+        lost = len(self._pipeline.live)
+        if lost and not stopping:
+            self._faults.report("headrace.manager", f"the scheduler has gone; {lost} live requests are failed")
         self._pipeline.live.close_admission(error)
         with self._active:
             self._active.notify_all()  # a health probe need not wait any longer
