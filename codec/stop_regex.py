@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import re
 import threading
+from functools import lru_cache
 from itertools import pairwise
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
@@ -95,8 +96,10 @@ def _judge(pattern: object) -> tuple[re.Pattern[str], int]:
         window = width + sum(_context(tree))
     except (
         Exception
-    ) as error:  # re.error, OverflowError, RecursionError, ...: whatever the compiler raises is the client's pattern
-        raise _refuse(pattern, f"does not compile: {str(error) or type(error).__name__}"[:300]) from None
+    ) as error:  # re.error, OverflowError, RecursionError, ...: whatever it raises, the pattern is at fault
+        words = str(error) or type(error).__name__
+        words = words if words.isprintable() else ascii(words)[1:-1]
+        raise _refuse(pattern, f"does not compile: {words[:200]}") from None
     if width == 0 or compiled.search("") is not None:
         raise _refuse(pattern, "matches the empty string, so it would stop every request at once")
     try:
@@ -112,11 +115,11 @@ def _context(tree: Any) -> tuple[int, int]:
     """How far lookarounds look before and behind a match: text that a window must hold too, or the pattern never matches."""
     behind = ahead = 0
     for op, arg in tree.data:
-        if op in (sre.ASSERT, sre.ASSERT_NOT):
-            more = sum(_context(arg[1])) + int(arg[1].getwidth()[1])
-            behind, ahead = (max(behind, more), ahead) if arg[0] < 0 else (behind, max(ahead, more))
         for body in [arg[2]] if op in _REPEATS else _parts(op, arg):
             inner = _context(body)
+            if op in (sre.ASSERT, sre.ASSERT_NOT):
+                reach = sum(inner) + int(body.getwidth()[1])
+                inner = (reach, 0) if arg[0] < 0 else (0, reach)
             behind, ahead = max(behind, inner[0]), max(ahead, inner[1])
     return behind, ahead
 
@@ -189,6 +192,7 @@ class _Atoms:
     def __init__(self, tree: Any) -> None:
         cuts = {_LATIN, 0x110000}
         self._collect(tree, cuts)
+        self._known: dict[tuple[Any, Any, int], int] = {}
         self._spans: list[tuple[int, int, int, tuple[int, int, int, int]]] = []  # lo, hi, mask, mask per kind
         bit = _LATIN
         edges = sorted(cuts)
@@ -232,15 +236,21 @@ class _Atoms:
         wanted = {"DIGIT": (0,), "WORD": (0, 1), "SPACE": (2,)}.get(name.removeprefix("NOT_"))
         if wanted is None:
             return self.chars
-        limit = 128 if flags & re.ASCII else _LATIN
-        mask = sum(1 << c for c in range(limit) if _kind(c) in wanted)
+        mask = _latin(wanted, 128 if flags & re.ASCII else _LATIN)
         if not flags & re.ASCII:
             for *_, kinds in self._spans:
                 mask |= sum(kinds[kind] for kind in wanted)
         return self.chars & ~mask if negated else mask
 
     def of(self, op: Any, arg: Any, flags: int) -> int:
-        """Atoms that one consuming item may match (a superset)."""
+        """Atoms that one consuming item may match (a superset). Worked out once: nested groups ask for it again and again."""
+        key = (op, arg if op is not sre.IN else id(arg), flags)
+        mask = self._known.get(key)
+        if mask is None:
+            mask = self._known[key] = self._of(op, arg, flags)
+        return mask
+
+    def _of(self, op: Any, arg: Any, flags: int) -> int:
         if op is sre.ANY:
             return self.chars if flags & re.DOTALL else self.chars & ~self.newline
         if op is sre.LITERAL:
@@ -293,6 +303,12 @@ def _kind(code: int) -> int:
     return 2 if c.isspace() else 3
 
 
+@lru_cache
+def _latin(kinds: tuple[int, ...], end: int) -> int:
+    """The code points below `end` of these kinds."""
+    return sum(1 << c for c in range(end) if _kind(c) in kinds)
+
+
 class _Analysis:
     """One walk over the parse tree, from the right to the left, each piece knowing what comes after it."""
 
@@ -301,6 +317,9 @@ class _Analysis:
         self.flags = int(tree.state.flags)
         self.widths = tree.state.groupwidths
         self.atoms = _Atoms(tree)
+        # Every level of nesting asks for what its insides begin with; the tree lives as long as these, so ids are names.
+        self._firsts: dict[tuple[int, int, int], int] = {}
+        self._long: dict[int, bool] = {}
 
     def run(self) -> None:
         self.walk(self.tree, self.flags, _Next(self.atoms.all, True, _ONE, _ONE), False)
@@ -309,9 +328,14 @@ class _Analysis:
 
     def first(self, seq: Any, flags: int, after: int) -> int:
         """First atoms of `seq` with something behind it whose first atoms are `after`."""
-        for op, arg in reversed(seq.data):
-            after = self.first_of(op, arg, flags, after)
-        return after
+        key = (id(seq), flags, after)
+        mask = self._firsts.get(key)
+        if mask is None:
+            mask = after
+            for op, arg in reversed(seq.data):
+                mask = self.first_of(op, arg, flags, mask)
+            self._firsts[key] = mask
+        return mask
 
     def first_of(self, op: Any, arg: Any, flags: int, after: int) -> int:
         if op in _ITEMS:
@@ -342,18 +366,17 @@ class _Analysis:
 
     def is_long(self, seq: Any) -> bool:
         """Whether anything in `seq`, however deep, can look further than the limit."""
-        for op, arg in seq.data:
-            if op in _REPEATS:
-                if (int(arg[1]) > 1 and int(arg[1]) * max(1, int(arg[2].getwidth()[1])) > _LONG) or self.is_long(
-                    arg[2]
-                ):
-                    return True
-            elif op is sre.GROUPREF:
-                if self.long_group(arg):
-                    return True
-            elif any(self.is_long(part) for part in _parts(op, arg)):
-                return True
-        return False
+        if id(seq) not in self._long:
+            self._long[id(seq)] = any(self._item_is_long(op, arg) for op, arg in seq.data)
+        return self._long[id(seq)]
+
+    def _item_is_long(self, op: Any, arg: Any) -> bool:
+        if op in _REPEATS:
+            _, high, body = arg
+            return (int(high) > 1 and int(high) * max(1, int(body.getwidth()[1])) > _LONG) or self.is_long(body)
+        if op is sre.GROUPREF:
+            return self.long_group(arg)
+        return any(self.is_long(part) for part in _parts(op, arg))
 
     def long_group(self, group: int) -> bool:
         return self.widths[group] is None or int(self.widths[group][1]) > _LONG

@@ -20,7 +20,9 @@ from headrace.codec import (
     fit_length,
     strategies_ingress,
 )
+from headrace.codec.admission import _wire_value
 from headrace.codec.checks import RequestLimits
+from headrace.codec.schema import IngressField
 from hypothesis import given
 from hypothesis import strategies as st
 from ingress_helpers import RULES, V1, V2, admit_body, refusal
@@ -409,3 +411,19 @@ def test_a_wire_field_may_be_as_large_as_custom_params_and_no_larger() -> None:
     tight = msgspec.structs.replace(RULES, limits=RequestLimits(max_custom_params_bytes=5))
     request(rules=tight, wire_fields={"lora_id": "abcd"})
     assert "5" in str(refusal(request, rules=tight, wire_fields={"lora_id": "abcde"}))
+
+
+def test_the_smallest_window_holds_one_token_of_each_half() -> None:
+    assert fit(5, msgspec.structs.replace(AUTO, context_len=2), max_new_tokens=9) == Fit(1, 1)
+
+
+def test_the_first_bad_id_of_an_array_is_named() -> None:
+    assert "input_ids[2] is 100" in str(refusal(request, input_ids=np.array([0, 99, 100, -1])))
+    assert "input_ids[2] is -1" in str(refusal(request, input_ids=np.array([0, 99, -1, 100])))
+
+
+def test_a_list_of_integers_is_a_type_that_a_schema_may_use() -> None:
+    field = IngressField("x", 50, None, "ints?", False)
+    assert _wire_value(field, (1, 2), 100) == [1, 2]
+    for value in (5, "12", [1.0], [2**63], [True]):
+        assert "x" in str(refusal(_wire_value, field, value, 100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -375,3 +376,20 @@ def test_larger_limits_admit_more() -> None:
     wide = RequestLimits(max_stop_regex_bytes=1000, max_stop_strings=40)
     params = SamplingParams(stop_regex="a" * 300, stop=["x"] * 33)
     assert params.normalize(vocab_size=100, limits=wide).stop_regex_max_len == 300
+
+
+def test_float32_ends_where_rounding_gives_infinity() -> None:
+    end = 3.4028235677973366e38
+    refusal(normalize, logit_bias={"1": end})
+    refusal(normalize, logit_bias={"1": -end})
+    normalize(logit_bias={"1": math.nextafter(end, 0)})
+
+
+def test_logit_bias_keys_have_at_most_twenty_digits() -> None:
+    normalize(logit_bias={"1".zfill(20): 1})
+    refusal(normalize, logit_bias={"1".zfill(21): 1})
+
+
+@pytest.mark.parametrize("source", ["[]", "5", b"null", '"x"', "{"], ids=ascii)
+def test_parameters_are_an_object(source: Any) -> None:
+    refusal(SamplingParams.from_json, source)
