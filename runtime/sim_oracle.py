@@ -20,7 +20,7 @@ from ..codec.errors import HeadraceError
 from ..fsm import RequestState
 from .sink import EgressItem, Sink, Taken
 from .stages.dispatch import Batch, Failure, Result
-from .stages.life import Fail, Kind, Life, Register
+from .stages.life import Fail, Forward, Kind, Life, Register
 
 LOST = "lost"
 
@@ -172,6 +172,8 @@ class Oracle:
             self._answer(self._next(message.rid, ("result", message.payload)), ("control", message.payload))
         elif isinstance(message, Failure):
             self._answer(self._next(message.rid, ("failure", message.message)), ("error", "encode"))
+        elif isinstance(message, Forward):
+            self._forwarded(message.rid)
         elif isinstance(message, Fail) and message.error.code == "internal":
             self._rejected(shard, message.rids)
 
@@ -179,8 +181,20 @@ class Oracle:
         client.registered = True
         if client.life.state != RequestState.QUEUED:
             raise Broken(3, f"{client} is registered in {RequestState(client.life.state).name}")
+        if not client.fits or client.boom:
+            raise Broken(3, f"{client} is registered, and the checks before the ring had to refuse it")
         if client.kind is Kind.DETOKENIZE:
             self._end(client, ("data", client.expected), final=False)
+
+    def _forwarded(self, rid: str) -> None:
+        """An abort reached the shard: the request is there and ends, or it has ended."""
+        client = self.by_rid.get(rid)
+        if client is None or client.over:
+            self.seen["a late abort"] += 1
+        elif not client.registered:
+            raise Broken(5, f"the abort of {client} reached the shard before its registration")
+        else:
+            self._end(client, ("error", "client_closed"), final=False)
 
     def _answer(self, client: Client | None, natural: tuple[str, Any]) -> None:
         if client is None:
@@ -192,6 +206,8 @@ class Oracle:
 
     def _rejected(self, shard: int, rids: list[str] | None) -> None:
         """A malformed frame reached the shard: `rids` are named, or all that it holds."""
+        if rids is None and not self._hidden[shard]:
+            raise Broken(7, "everybody is failed for a frame that named whom it concerned")
         hidden = (LOST, self._hidden[shard].popleft()) if rids is None else None
         for rid in list(self.open) if rids is None else dict.fromkeys(rids):
             client = self.by_rid.get(rid)
@@ -333,7 +349,11 @@ class Oracle:
         for client in self.open.values():
             if client.natural is not None:
                 raise Broken(9, f"{client} should have ended with {client.natural!r} and is still live")
-            if client.sink is not None and client.sink._terminal is not None and not client.life.withdrawn:
+            if client.sink is None:
+                continue
+            if len(client.sink._items) > self._sink_capacity:
+                raise Broken(4, f"the sink of {client} holds {len(client.sink._items)} chunks")
+            if client.sink._terminal is not None and not client.life.withdrawn:
                 raise Broken(4, f"{client} has its terminal item and is still in the table")
 
     def _judge(self, client: Client) -> None:

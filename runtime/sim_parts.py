@@ -31,11 +31,17 @@ class SimLock:
     def __init__(self) -> None:
         self.held = False
 
-    def __enter__(self) -> SimLock:
+    def acquire(self) -> bool:
         if self.held:
             raise WouldBlock("a lock is taken twice by one thread")
         self.held = True
-        return self
+        return True
+
+    def release(self) -> None:
+        self.held = False
+
+    def __enter__(self) -> bool:
+        return self.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.held = False
@@ -175,6 +181,7 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     stall: int = 0
     faults: tuple[str, ...] = ()
     drain: int = 200
+    traced_rings: bool = True  # a ring that is traced takes no short cuts
 
     @classmethod
     def draw(cls, rng: random.Random) -> SimOptions:
@@ -224,6 +231,7 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
             stall=some(1, 5),
             faults=faults,
             drain=rng.choice((0, 5, 30, 300)),
+            traced_rings=rng.random() < 0.5,
         )
 
 

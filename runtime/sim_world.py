@@ -32,12 +32,12 @@ from .threads import dead_stage
 
 Action = tuple[str, int]
 """The name of an action, and the number that it draws from."""
-_BOOM = "\x00the tokenizer raises\x00"
+BOOM = "\x00the tokenizer raises\x00"
 SETTLING = 20_000  # rounds of the fair end; more is a livelock
 _WORDS = " the river carries wörds, 🎉 and ünfinished 漢字 to the mill"
 
 
-class _Shared:
+class Common:
     """What every run uses and none changes: the tokenizer, the engine, the schemas."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class _Shared:
 
 
 @cache
-def _shared() -> _Shared:
-    return _Shared()
+def common() -> Common:
+    return Common()
 
 
-class _Backend:
+class RaisingBackend:
     """The tokenizer, which raises on the texts that ask for it."""
 
     name = "simulated"
@@ -63,7 +63,7 @@ class _Backend:
         self._backend = backend
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
-        if any(_BOOM in text for text in texts):
+        if any(BOOM in text for text in texts):
             raise RuntimeError("the tokenizer raised")
         return self._backend.encode_batch(texts, add_special_tokens)
 
@@ -100,7 +100,7 @@ class World:
         self._build()
 
     def _build(self) -> None:
-        options, shared = self.options, _shared()
+        options, shared = self.options, common()
         config = RuntimeConfig(
             tokenizer="simulated",
             context_len=options.context_len,
@@ -129,10 +129,12 @@ class World:
             self._schema,
             self._rules,
             shared.engine,
-            _Backend(shared.backend),
+            RaisingBackend(shared.backend),
             primitives=SimPrimitives,
             record=self.trace,
         )
+        if not options.traced_rings:
+            self.pipeline.ring_in._core.record = self.pipeline.ring_out._core.record = None
         self.pipeline.on_step = self._on_step
         self.pipeline.on_scheduler_gone = self._on_scheduler_gone
         self.scheduler = SimScheduler(
@@ -232,11 +234,11 @@ class World:
         prompt: dict[str, Any]
         if rng.randrange(100) < options.text or boom:
             text = "mill " * (words * (options.context_len if too_long and words > 2 else 1))
-            prompt = {"text": text + _BOOM if boom else text}
-            count = len(_shared().backend.encode_batch([text], True)[0])
+            prompt = {"text": text + BOOM if boom else text}
+            count = len(common().backend.encode_batch([text], True)[0])
         else:
             count = words
-            prompt = {"input_ids": [rng.choice(_shared().vocabulary) for _ in range(count)]}
+            prompt = {"input_ids": [rng.choice(common().vocabulary) for _ in range(count)]}
         stops = rng.choice(((), (), (" the mill", "zzz")))
         request = admit(
             GenerateRequest(
@@ -297,7 +299,7 @@ class World:
         return self._submit([Client(0, self._make_life(rid, Kind.CONTROL, message=message))])
 
     def _act_decode(self, rng: random.Random) -> bool:
-        shared = _shared()
+        shared = common()
         ids = [rng.choice(shared.vocabulary) for _ in range(rng.randint(0, 4))]
         life = self._make_life(self._rid(rng), Kind.DETOKENIZE, ids=np.array(ids, dtype=np.int64))
         return self._submit([Client(0, life, expected=shared.decode(ids))])

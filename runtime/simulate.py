@@ -21,6 +21,7 @@ SOMETIMES: Final = (
     "a broken frame ends a request",
     "a chunk for a control request",
     "a drain deadline passes",
+    "a late abort",
     "a duplicate behind an end",
     "a malformed frame",
     "a malformed frame that hides its rids",

@@ -1,0 +1,60 @@
+"""`headrace check`: the tables, the explorer's configurations, and the formal models where their checker is installed.
+
+Owns: which small worlds are explored, with which bounds and pinned counts. One configuration per kind of request at least, and one
+per fault, abort source and shutdown; `DEEP` ones are larger and run in the deep profile. A count changes only with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from .explorer import Result, explore
+from .explorer_world import SHARED, Setup, SmallWorld
+from .pipeline import Pipeline
+
+STATES: Final[dict[Setup, int]] = {}
+"""The configurations of every run, and how many states each has."""
+
+DEEP: Final[dict[Setup, int]] = {}
+"""Larger ones, for the deep profile."""
+
+
+def _add(table: dict[Setup, int], states: int, name: str, *requests: str, **fields: object) -> None:
+    table[Setup(name=name, requests=requests, **fields)] = states  # type: ignore[arg-type]
+
+
+_add(STATES, 0, "stream, abort", "stream", "stream", abort=(0, "GUARD"))
+_add(STATES, 0, "whole, two shards, abort", "whole", "stream", shards=2, abort=(1, "API"))
+_add(STATES, 0, "text, abort", "text", "stream", abort=(0, "API"))
+_add(STATES, 0, "shutdown", "stream", "control", shutdown=True)
+_add(STATES, 0, "shutdown, abort", "text", abort=(0, "GUARD"), shutdown=True, reading=True)
+_add(STATES, 0, "malformed frame", "stream", "stream", fault="malformed")
+_add(STATES, 0, "malformed frame without rids, two shards", "stream", "whole", shards=2, fault="malformed_list")
+_add(STATES, 0, "duplicate in a frame, small sink", "stream", "stream", fault="duplicate", sink=1, reading=True)
+_add(STATES, 0, "error frame, abort", "stream", "stream", fault="error", abort=(0, "API"))
+_add(STATES, 0, "id outside the vocabulary", "stream", "whole", fault="bad_id")
+_add(STATES, 0, "scheduler dies, abort", "stream", "stream", fault="die", abort=(0, "GUARD"))
+_add(STATES, 0, "control, abort", "control", "stream", abort=(0, "GUARD"))
+_add(STATES, 0, "control, shutdown", "control", shutdown=True, fault="wrong")
+_add(STATES, 0, "chunk for control", "control", fault="wrong", abort=(0, "API"))
+_add(STATES, 0, "result for generate", "stream", "stream", fault="wrong", sink=1, reading=True)
+_add(STATES, 0, "decode, abort", "decode", "stream", abort=(0, "API"))
+_add(STATES, 0, "decode, shutdown", "decode", "control", shutdown=True)
+_add(STATES, 0, "tokenizer raises", "raising", "text", abort=(1, "API"))
+_add(STATES, 0, "batch, tokenizer raises", "raising", "text", batch=True, ring_in=2, abort=(1, "API"))
+_add(STATES, 0, "batch", "text", "stream", batch=True, ring_in=2, abort=(0, "GUARD"))
+_add(STATES, 0, "everything at once", "text", abort=(0, "API"), fault="die", shutdown=True)
+_add(STATES, 0, "three chunks, small sink", "stream", "stream", chunks=3, sink=1, reading=True)
+_add(DEEP, 0, "two streams, shutdown", "stream", "stream", shutdown=True)
+_add(DEEP, 0, "abort, shutdown", "stream", "text", abort=(0, "GUARD"), shutdown=True)
+_add(DEEP, 0, "shutdown, scheduler dies", "stream", "whole", fault="die", shutdown=True)
+_add(DEEP, 0, "abort, malformed frame, two shards", "text", "stream", shards=2, fault="malformed", abort=(1, "API"))
+_add(DEEP, 0, "abort, shutdown, two shards", "stream", "whole", shards=2, abort=(1, "API"), shutdown=True)
+_add(DEEP, 0, "three requests, abort", "stream", "text", "whole", abort=(0, "API"))
+
+
+def explored(setup: Setup, pipeline: Callable[..., Pipeline] = Pipeline, *, audit: bool = False) -> Result:
+    """The search of one configuration, with the shipped pipeline or another."""
+    return explore(setup.name, partial(SmallWorld, setup, pipeline), shared=SHARED, audit=audit)
