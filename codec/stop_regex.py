@@ -23,17 +23,12 @@ scheduler's and the same for every pattern.) In the words of the code:
 
 The rule is an upper bound: it refuses some harmless patterns. `tests/test_ingress_stop_regex.py` runs a backtracking matcher
 that counts its steps over a corpus of bad patterns and over random admitted ones.
-
-The sets of first characters are bit masks over *atoms*: each of the first 256 code points alone; above them each interval
-between the pattern's own boundaries, times {decimal digit, other word character, space, other}; and the end of the text.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from functools import lru_cache
-from itertools import pairwise
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any, Final, NamedTuple
@@ -41,13 +36,13 @@ from typing import Any, Final, NamedTuple
 from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
+from .regex_atoms import Atoms
 
 UNBOUNDED: Final = 1 << 30
 """The window of a pattern without a maximal width."""
 
 _LONG: Final = 64
 _WAYS: Final = 256
-_LATIN: Final = 256
 
 _cache: dict[str, tuple[re.Pattern[str], int]] = {}
 _cache_lock: Final = threading.Lock()
@@ -94,9 +89,7 @@ def _judge(pattern: object) -> tuple[re.Pattern[str], int]:
         compiled = re.compile(pattern)
         width = int(tree.getwidth()[1])
         window = width + sum(_context(tree))
-    except (
-        Exception
-    ) as error:  # re.error, OverflowError, RecursionError, ...: whatever it raises, the pattern is at fault
+    except Exception as error:  # re.error, OverflowError, RecursionError: whatever is raised, the pattern is at fault
         words = str(error) or type(error).__name__
         words = words if words.isprintable() else ascii(words)[1:-1]
         raise _refuse(pattern, f"does not compile: {words[:200]}") from None
@@ -186,129 +179,6 @@ _TWO_LONG: Final = "after an unbounded (or long) choice that what follows can ov
 _LONG_BODY: Final = "a long repetition repeats something that can match in more than one way"
 
 
-class _Atoms:
-    """The alphabet of one pattern and the masks of its pieces; see the head of the module."""
-
-    def __init__(self, tree: Any) -> None:
-        cuts = {_LATIN, 0x110000}
-        self._collect(tree, cuts)
-        self._known: dict[tuple[Any, Any, int], int] = {}
-        self._spans: list[tuple[int, int, int, tuple[int, int, int, int]]] = []  # lo, hi, mask, mask per kind
-        bit = _LATIN
-        edges = sorted(cuts)
-        for lo, hi in pairwise(edges):
-            kinds = (_kind(lo),) if hi == lo + 1 else (0, 1, 2, 3)
-            masks = [0, 0, 0, 0]
-            for kind in kinds:
-                masks[kind] = 1 << bit
-                bit += 1
-            self._spans.append((lo, hi, sum(masks), (masks[0], masks[1], masks[2], masks[3])))
-        self.end = 1 << bit
-        self.chars = self.end - 1
-        self.all = self.chars | self.end
-        self.newline = 1 << 10
-        self._above_ascii = self.chars & ~((1 << 128) - 1)
-
-    def _collect(self, node: Any, cuts: set[int]) -> None:
-        if isinstance(node, sre_parser.SubPattern):
-            node = node.data
-        if isinstance(node, (list, tuple)):
-            if len(node) == 2 and node[0] in (sre.LITERAL, sre.NOT_LITERAL):
-                cuts.update(c for c in (node[1], node[1] + 1) if c > _LATIN)
-            elif len(node) == 2 and node[0] is sre.RANGE:
-                cuts.update(c for c in (node[1][0], node[1][1] + 1) if c > _LATIN)
-            else:
-                for part in node:
-                    if isinstance(part, (list, tuple, sre_parser.SubPattern)):
-                        self._collect(part, cuts)
-
-    def _span(self, lo: int, hi: int) -> int:
-        """Atoms of the code points in [lo, hi)."""
-        mask = ((1 << min(hi, _LATIN)) - 1) & ~((1 << min(lo, _LATIN)) - 1)
-        for a, b, atoms, _ in self._spans:
-            if lo <= a and b <= hi:
-                mask |= atoms
-        return mask
-
-    def _category(self, category: Any, flags: int) -> int:
-        name = str(category).removeprefix("CATEGORY_")
-        negated = name.startswith("NOT_")
-        wanted = {"DIGIT": (0,), "WORD": (0, 1), "SPACE": (2,)}.get(name.removeprefix("NOT_"))
-        if wanted is None:
-            return self.chars
-        mask = _latin(wanted, 128 if flags & re.ASCII else _LATIN)
-        if not flags & re.ASCII:
-            for *_, kinds in self._spans:
-                mask |= sum(kinds[kind] for kind in wanted)
-        return self.chars & ~mask if negated else mask
-
-    def of(self, op: Any, arg: Any, flags: int) -> int:
-        """Atoms that one consuming item may match (a superset). Worked out once: nested groups ask for it again and again."""
-        key = (op, arg if op is not sre.IN else id(arg), flags)
-        mask = self._known.get(key)
-        if mask is None:
-            mask = self._known[key] = self._of(op, arg, flags)
-        return mask
-
-    def _of(self, op: Any, arg: Any, flags: int) -> int:
-        if op is sre.ANY:
-            return self.chars if flags & re.DOTALL else self.chars & ~self.newline
-        if op is sre.LITERAL:
-            return self._fold(self._span(arg, arg + 1), flags)
-        if op is sre.NOT_LITERAL:
-            return self.chars & ~self._unfold(self._span(arg, arg + 1), flags)
-        mask, negated = 0, False
-        for item, value in arg:  # IN
-            if item is sre.NEGATE:
-                negated = True
-            elif item is sre.LITERAL:
-                mask |= self._span(value, value + 1)
-            elif item is sre.RANGE:
-                mask |= self._span(value[0], value[1] + 1)
-            elif item is sre.CATEGORY:
-                mask |= self._category(value, flags)
-            else:
-                return self.chars
-        if negated:
-            return self.chars & ~self._unfold(mask, flags)
-        return self._fold(mask, flags)
-
-    def _fold(self, mask: int, flags: int) -> int:
-        """A superset of what `mask` matches without regard to case: ASCII exactly, everything above it as one."""
-        if not flags & re.IGNORECASE:
-            return mask
-        upper, lower = mask >> 65 & 0x3FFFFFF, mask >> 97 & 0x3FFFFFF
-        both = upper | lower
-        folded = mask | both << 65 | both << 97
-        if flags & re.ASCII:
-            return folded
-        if mask & self._above_ascii:  # the long s, the Kelvin sign and the dotted and dotless i fold into ASCII
-            folded |= sum(1 << ord(c) for c in "sSkKiI")
-        return folded | self._above_ascii if both or mask & self._above_ascii else folded
-
-    def _unfold(self, mask: int, flags: int) -> int:
-        """A subset of what `mask` matches, so that its complement is a superset."""
-        if not flags & re.IGNORECASE:
-            return mask
-        return mask & ((1 << 128) - 1)
-
-
-def _kind(code: int) -> int:
-    """0 decimal digit, 1 other word character, 2 space, 3 other: as `re` sees the code point."""
-    c = chr(code)
-    if c.isdecimal():
-        return 0
-    if c.isalnum() or c == "_":
-        return 1
-    return 2 if c.isspace() else 3
-
-
-@lru_cache
-def _latin(kinds: tuple[int, ...], end: int) -> int:
-    """The code points below `end` of these kinds."""
-    return sum(1 << c for c in range(end) if _kind(c) in kinds)
-
-
 class _Analysis:
     """One walk over the parse tree, from the right to the left, each piece knowing what comes after it."""
 
@@ -316,7 +186,7 @@ class _Analysis:
         self.tree = tree
         self.flags = int(tree.state.flags)
         self.widths = tree.state.groupwidths
-        self.atoms = _Atoms(tree)
+        self.atoms = Atoms(tree)
         # Every level of nesting asks for what its insides begin with; the tree lives as long as these, so ids are names.
         self._firsts: dict[tuple[int, int, int], int] = {}
         self._long: dict[int, bool] = {}

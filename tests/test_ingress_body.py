@@ -295,3 +295,8 @@ def test_copies_are_counted_from_the_second_item_on() -> None:
     cost = 2 * (1000 + len("ebnf") + 4 * 8)
     GenerateBody.from_json(body, max_broadcast_bytes=cost)
     refusal(GenerateBody.from_json, body, max_broadcast_bytes=cost - 1)
+
+
+def test_a_body_nested_too_deeply_says_so() -> None:
+    for body in ("[" * 100_000, '{"a":' * 100_000, '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}"):
+        assert "nested too deeply" in str(refusal(GenerateBody.from_json, body))
