@@ -8,7 +8,7 @@ Owns: everything between a detokenizer shard (writer) and a client (reader). Rul
 * The states of a sink move only through the table `SINK` (fsm/sink.py): exactly one terminal item, and it is the last. The one
   place that does not call the table per item is `put_columns`: PUT is a self-loop on OPEN and absorbed in CLOSED (a test pins
   both cells), and a shard drops a request's row at its terminal, so no other state can be met there.
-* A sink owns what it holds: ids are copied into its own array, text is an immutable str, extras are copies. No view on a frame
+* A sink owns what it holds: ids are ints or its own copies, text is an immutable str, extras are copies. No view on a frame
   outlives the step that decoded it.
 * `capacity` counts chunks put in and not yet taken. One further slot is reserved for the terminal item, so a failure can
   always be told.
@@ -18,10 +18,9 @@ Owns: everything between a detokenizer shard (writer) and a client (reader). Rul
 from __future__ import annotations
 
 import enum
-from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -99,15 +98,33 @@ class Taken(msgspec.Struct, eq=False):
         return not self.chunks and self.terminal is None
 
 
-class Columns(NamedTuple):
-    """Plain deltas of one step: for each position a row of the shard, its sink, the sink's waiting lists, and what goes there."""
+Waiting = tuple[str, Any]
+"""One chunk in a sink: its text and its ids, which are an int where it is a single id, else an int64 array of the sink's own."""
 
-    rows: Sequence[int]
-    sinks: Sequence[Sink]
-    texts_of: Sequence[list[str]]
-    ids_of: Sequence[array[int]]
-    texts: Sequence[str]
-    ids: Sequence[int]
+
+class Columns:
+    """Deltas of one id each for many sinks: the rows of the shard, their sinks, the sinks' waiting lists, and what goes there now.
+
+    `sure` counts the puts that surely find room, because the lists were measured and only readers shorten them meanwhile.
+    """
+
+    __slots__ = ("lists", "pairs", "rows", "sinks", "sure")
+
+    def __init__(
+        self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Waiting] = ()
+    ) -> None:
+        self.rows = rows
+        self.sinks = sinks
+        self.lists = lists
+        self.pairs = pairs
+        self.sure = 0
+
+    def only(self, keep: Sequence[int]) -> Columns:
+        """The same for some of the positions."""
+        rows, sinks, lists, pairs = self.rows, self.sinks, self.lists, self.pairs
+        return Columns(
+            [rows[at] for at in keep], [sinks[at] for at in keep], [lists[at] for at in keep], [pairs[at] for at in keep]
+        )
 
 
 class Hub:
@@ -127,21 +144,22 @@ class Hub:
 
         The loops run in C: at hundreds of requests a step this is where the time goes.
         """
-        _, sinks, texts_of, ids_of, texts, ids = columns
+        lists = columns.lists
         refused: list[int] = []
         with self.lock:
-            if max(map(len, texts_of), default=0) < capacity:
-                deque(map(list.append, texts_of, texts), 0)
-                deque(map(array.append, ids_of, ids), 0)
+            if columns.sure < 1:
+                columns.sure = capacity - max(map(len, lists), default=0)
+            if columns.sure >= 1:
+                columns.sure -= 1
+                deque(map(list.append, lists, columns.pairs), 0)
             else:
-                for at, text in enumerate(texts):
-                    if len(texts_of[at]) < capacity:
-                        texts_of[at].append(text)
-                        ids_of[at].append(ids[at])
+                for at, pair in enumerate(columns.pairs):
+                    if len(lists[at]) < capacity:
+                        lists[at].append(pair)
                     else:
                         refused.append(at)
             if self.record is not None:
-                self._record_puts(sinks, set(refused))
+                self._record_puts(columns.sinks, set(refused))
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
         return refused
@@ -221,13 +239,12 @@ class Sink:
         "_cut_off",
         "_extras",
         "_hub",
-        "_ids",
+        "_items",
         "_meta",
         "_prompt_tokens",
         "_rid",
         "_state",
         "_terminal",
-        "_texts",
         "_waiter",
     )
 
@@ -236,8 +253,7 @@ class Sink:
         self._rid = rid
         self._capacity = capacity
         self._state: SinkState = SINK.initial
-        self._texts: list[str] = []
-        self._ids = array("q")
+        self._items: list[Waiting] = []
         self._extras: list[Extras] = []
         self._prompt_tokens = 0
         self._meta: Mapping[str, Any] | None = None
@@ -251,7 +267,7 @@ class Sink:
         if self._cut_off or self._state == SinkState.CLOSED:
             return SinkError.CLOSED
         if isinstance(item, EgressItem.Frame):
-            if len(self._texts) >= self._capacity:
+            if len(self._items) >= self._capacity:
                 return SinkError.FULL
             self._store(item)
             self._step(SinkEvent.PUT)
@@ -263,7 +279,7 @@ class Sink:
                 frame = item.frame
                 # The reserved slot is for the terminal alone: a terminal that carries a delta needs room for that delta, or a
                 # stream that lost text would end like a success.
-                if (frame.text or len(frame.token_ids) or frame.extras) and len(self._texts) >= self._capacity:
+                if (frame.text or len(frame.token_ids) or frame.extras) and len(self._items) >= self._capacity:
                     return SinkError.FULL
                 self._store(frame)
             self._step(SinkEvent.PUT_FINAL)
@@ -277,27 +293,27 @@ class Sink:
             self._hub.record.record("sink", self._rid, before, event, self._state, self._hub.name)
 
     def _store(self, frame: EgressItem.Frame) -> None:
-        self._texts.append(frame.text)
-        self._ids.frombytes(np.ascontiguousarray(frame.token_ids, dtype=np.int64).tobytes())
+        self._items.append((frame.text, frame.token_ids))
         self._extras.extend(frame.extras)
         if frame.prompt_tokens:
             self._prompt_tokens = frame.prompt_tokens
         if frame.meta is not None:
             self._meta = frame.meta
 
-    def waiting(self) -> tuple[list[str], array[int]]:
-        """The two lists that hold waiting text and ids, for `Hub.put_columns`; the same objects for the sink's whole life."""
-        return self._texts, self._ids
+    def waiting(self) -> list[Waiting]:
+        """The list of waiting chunks, for `Hub.put_columns`; the same object for the sink's whole life."""
+        return self._items
 
     def _ready(self) -> bool:
-        return bool(self._texts) or self._terminal is not None or self._state == SinkState.CLOSED
+        return bool(self._items) or self._terminal is not None or self._state == SinkState.CLOSED
 
     # -- reader's side -------------------------------------------------------------------------------------------------
 
     def take(self) -> Taken:
         """Everything that is there, merged into one delta. Never waits."""
         with self._hub.lock:
-            return self._take()
+            taken, items = self._take()
+        return _merged(taken, items)
 
     def wait(self, timeout: float | None = None) -> Taken | None:
         """What is there as soon as there is something; None when `timeout` seconds pass first."""
@@ -310,7 +326,10 @@ class Sink:
                     condition.wait_for(self._ready, timeout)
                 finally:
                     self._unpark(condition)
-            return self._take() if self._ready() else None
+                if not self._ready():
+                    return None
+            taken, items = self._take()
+        return _merged(taken, items)
 
     def park_async(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
         """A future of `loop` that is resolved when there is something, or None when there is something now."""
@@ -340,24 +359,14 @@ class Sink:
             self._waiter = None
             self._hub.parked.pop(self, None)
 
-    def _take(self) -> Taken:
-        texts, extras = self._texts, self._extras
-        chunks = len(texts)
-        # Copied out and cleared, not swapped: the shard knows these two lists for as long as the request lives.
-        taken = Taken(
-            texts[0] if chunks == 1 else "".join(texts),
-            np.array(self._ids, dtype=np.int64) if self._ids else _NO_IDS,
-            extras,
-            chunks,
-            self._prompt_tokens,
-            self._meta,
-            self._terminal,
-        )
-        texts.clear()
-        del self._ids[:]
+    def _take(self) -> tuple[Taken, list[Waiting]]:
+        """Under the lock: what is there. Merging it is the reader's work and needs no lock."""
+        items, extras = self._items[:], self._extras
+        # Copied out and cleared, not swapped: the shard knows this list for as long as the request lives.
+        self._items.clear()
         if extras:
             self._extras = []
-        return taken
+        return Taken("", _NO_IDS, extras, len(items), self._prompt_tokens, self._meta, self._terminal), items
 
     def close(self) -> bool:
         """The reader leaves: later output is absorbed and what is held is let go. True if that ended an open stream."""
@@ -365,8 +374,7 @@ class Sink:
             was_open = self._state == SinkState.OPEN
             self._step(SinkEvent.CLOSE)
             if was_open:
-                self._texts.clear()
-                del self._ids[:]
+                self._items.clear()
                 self._extras = []
             # a parked reader (another thread) learns that the stream is closed
             loops = self._hub._wake() if was_open and self in self._hub.parked else ()
@@ -382,7 +390,22 @@ class Sink:
     def pending(self) -> int:
         """Chunks put in and not yet taken."""
         with self._hub.lock:
-            return len(self._texts)
+            return len(self._items)
+
+
+def _merged(taken: Taken, items: list[Waiting]) -> Taken:
+    """`taken` with the text and ids of `items`, in order."""
+    if len(items) == 1:
+        taken.text, ids = items[0]
+        taken.token_ids = np.array([ids], dtype=np.int64) if type(ids) is int else ids
+    elif items:
+        texts, columns = zip(*items, strict=True)
+        taken.text = "".join(texts)
+        if set(map(type, columns)) == {int}:
+            taken.token_ids = np.array(columns, dtype=np.int64)
+        else:
+            taken.token_ids = np.concatenate([np.atleast_1d(ids) for ids in columns])
+    return taken
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...codec import BatchFrame, ControlResult, FrameError, RequestFailure, WireSchema, decode_frame
-from ...codec.decode import RidCache
+from ...codec import BatchFrame, ControlResult, FrameError, RequestFailure, WireSchema
 from ...codec.errors import InternalError
 from ...codec.rid import shard_of
+from ...codec.stream import FrameDecoder
 from .life import Fail, Message
 
 
@@ -64,26 +64,25 @@ class Failure(Message):
 class Dispatcher:
     """See the module's head. `activity` counts accepted BATCH frames (the health probe watches it)."""
 
-    __slots__ = ("_schema", "_seed", "_seen", "_shards", "activity", "counts", "fault")
+    __slots__ = ("_decoder", "_seed", "_shards", "activity", "counts", "fault")
 
     def __init__(self, schema: WireSchema, *, shards: int = 1, seed: int = 0) -> None:
-        self._schema = schema
         self._shards = shards
         self._seed = seed
-        self._seen = RidCache()
+        self._decoder = FrameDecoder(schema)
         self.activity = 0
         self.counts: dict[str, int] = {}
         self.fault = ""  # of the last step, for the driver's log
 
     def key(self) -> tuple[()]:
-        """Counters and the cache of the last rids column steer nothing, so they are no part of the state."""
+        """Counters and what the decoder remembers steer nothing, so they are no part of the state."""
         return ()
 
     def step(self, frame: bytes) -> list[tuple[int, Message]]:
         """(shard, message) pairs, at most one for each shard."""
         self.fault = ""
         try:
-            decoded = decode_frame(frame, self._schema, seen=self._seen)
+            decoded = self._decoder.decode(frame)
         except FrameError as error:
             return self._rejected(error)
         if isinstance(decoded, BatchFrame):

@@ -180,6 +180,8 @@ def _key(value: Any) -> Any:
         return tuple(_key(item) for item in value)
     if isinstance(value, HeadraceError):
         return (value.code, value.message)
+    if isinstance(value, EgressItem.Error):
+        return _key(value.error)
     return value
 
 

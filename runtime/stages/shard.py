@@ -113,26 +113,32 @@ class ShardOut:
         self.counts[name] = self.counts.get(name, 0) + times
 
 
-class _Group(NamedTuple):
+class _Group:
     """Rows of one batch that are served alike: their positions in it (None: all), and where their output goes."""
 
-    lane: Lane
-    positions: Any
-    rows: Sequence[int]
-    sinks: Sequence[Any] = ()
-    texts: Sequence[list[str]] = ()  # the sinks' waiting lists
-    ids: Sequence[array[int]] = ()  # the same, or a quiet row's own array
-    states: Sequence[Any] = ()  # text states of HELD rows
-    tokens: Sequence[Any] = ()  # of STEP rows
+    __slots__ = ("columns", "lane", "positions", "quiet", "rows", "states", "tokens")
+
+    def __init__(self, lane: Lane, positions: Any, rows: Sequence[int]) -> None:
+        self.lane = lane
+        self.positions = positions
+        self.rows = rows
+        self.columns = Columns((), (), ())  # PLAIN, HELD: used again at every step of the same batch
+        self.states: Sequence[Any] = ()  # HELD: text states
+        self.quiet: Sequence[array[int]] = ()  # QUIET: the ids so far
+        self.tokens: Sequence[Any] = ()  # STEP: what the requests are called by
 
 
 class _Plan:
     """What was looked up for one batch of rids (see `Shard._look_up`)."""
 
-    __slots__ = ("all_fast", "changes", "column", "distinct", "groups", "headroom", "rids", "rows")
+    __slots__ = ("all_fast", "changes", "column", "distinct", "groups", "headroom", "layout", "rids", "rows", "single")
 
     def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
         self.changes = changes
+        self.layout: Any = (
+            None  # of the last frame that was looked at, and whether it is plain: one id each, nothing ends
+        )
+        self.single = False
         self.rids = rids
         self.rows = rows
         self.column = column
@@ -162,8 +168,7 @@ class Shard:
         self._lanes = np.zeros(capacity + 1, dtype=np.uint8)  # a Lane; only STREAMING rows have another than GENERAL
         self._produced = np.zeros(capacity + 1, dtype=np.int64)
         self._lives: list[Any] = [None] * (capacity + 1)
-        self._waiting_texts: list[Any] = [None] * (capacity + 1)  # of the row's sink
-        self._waiting_ids: list[Any] = [None] * (capacity + 1)
+        self._waiting: list[Any] = [None] * (capacity + 1)  # the waiting list of the row's sink
         self._texts: list[Any] = [None] * (capacity + 1)
         self._options: list[Any] = [None] * (capacity + 1)
         self._ids: list[Any] = [None] * (capacity + 1)  # array("q") of a non-streaming request's ids so far
@@ -173,15 +178,18 @@ class Shard:
         self._plan = _Plan(-1, [], [], np.empty(0, dtype=np.intp), True)
 
     def key(self) -> tuple[Any, ...]:
-        """The whole state, hashable."""
+        """The whole state, hashable: equal keys behave equally from here on."""
         return tuple(
             (
                 rid,
                 self._states[row],
-                self._lives[row].abort,
+                int(self._lanes[row]),
                 int(self._produced[row]),
+                self._lives[row].key(),
+                self._options[row],
                 None if self._texts[row] is None else self._texts[row].key(),
                 None if self._ids[row] is None else self._ids[row].tobytes(),
+                None if self._extras[row] is None else _extras_key(self._extras[row]),
             )
             for rid, row in self._rows.items()
         )
@@ -254,23 +262,21 @@ class Shard:
         plan = self._plan
         if plan.changes != self._changes or (plan.rids is not rids and plan.rids != rids):
             plan = self._plan = self._look_up(rids)
+        if plan.layout is not frame.layout:
+            plan.layout = frame.layout
+            ids, offsets = len(frame.token_ids), frame.offsets
+            plan.single = ids == len(frame.rids) and not frame.finished and bool((offsets == _ramp(ids + 1)).all())
         if not plan.distinct or frame.has_extras:
             self._general(frame, indices, plan.rows, out, together=plan.distinct)
-        elif (
-            plan.all_fast
-            and selected is None
-            and not frame.finished
-            and len(frame.token_ids) == count
-            and bool((frame.offsets == _ramp(count + 1)).all())
-            and self._has_headroom(plan)
-        ):
+        elif plan.all_fast and plan.single and self._has_headroom(plan):
             # The common step: one id for every request, nothing special anywhere.
             plan.headroom -= 1
             self._move(plan.column)
+            mine = frame.token_ids if selected is None else frame.token_ids[selected]
             for group in plan.groups:
-                ids = frame.token_ids if group.positions is None else frame.token_ids[group.positions]
-                for at in self._deliver(group, ids, out):
-                    self._text(group.rows[at], frame, at if group.positions is None else int(group.positions[at]), out)
+                positions = group.positions
+                for at in self._deliver(group, mine if positions is None else mine[positions], out):
+                    self._text(group.rows[at], frame, indices[at if positions is None else int(positions[at])], out)
         elif count < _SMALL:
             plan.headroom -= len(frame.token_ids)
             self._general(frame, indices, plan.rows, out, together=True)
@@ -323,14 +329,16 @@ class Shard:
         ]
 
     def _group(self, lane: Lane, positions: Any, rows: list[int]) -> _Group:
-        lives = self._lives
+        group, lives = _Group(lane, positions, rows), self._lives
         if lane is Lane.QUIET:
-            return _Group(lane, positions, rows, ids=[self._ids[row] for row in rows])
-        if lane is Lane.STEP:
-            return _Group(lane, positions, rows, tokens=[lives[row].token for row in rows])
-        states = [self._texts[row] for row in rows] if lane is Lane.HELD else ()
-        texts, ids = [self._waiting_texts[row] for row in rows], [self._waiting_ids[row] for row in rows]
-        return _Group(lane, positions, rows, [lives[row].sink for row in rows], texts, ids, states)
+            group.quiet = [self._ids[row] for row in rows]
+        elif lane is Lane.STEP:
+            group.tokens = [lives[row].token for row in rows]
+        else:
+            group.columns = Columns(rows, [lives[row].sink for row in rows], [self._waiting[row] for row in rows])
+            if lane is Lane.HELD:
+                group.states = [self._texts[row] for row in rows]
+        return group
 
     def _has_headroom(self, plan: _Plan) -> bool:
         """Whether every row may still produce a token; counted down, and looked up anew only when it runs out."""
@@ -350,29 +358,34 @@ class Shard:
 
     def _deliver(self, group: _Group, ids: Any, out: ShardOut) -> Sequence[int]:
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
+        columns = group.columns
         if group.lane is Lane.QUIET:  # the ids are kept, and that is all until the terminal chunk
-            deque(map(array.append, group.ids, ids.tolist()), 0)
+            deque(map(array.append, group.quiet, ids.tolist()), 0)
             return ()
         if group.lane is Lane.HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
+            columns.pairs = list(zip(deltas, ids.tolist(), strict=True))
             for at, _ in bad:
                 out.faults.append(_BAD_ID)
                 self._fail(group.rows[at], bad_id(int(ids[at])), out, owed=True)
-            left = range(len(deltas)) if not bad else sorted(set(range(len(deltas))) - {at for at, _ in bad})
-            columns = Columns(group.rows, group.sinks, group.texts, group.ids, deltas, ids.tolist())
-            out.columns.append(columns if not bad else _only(columns, left))
+            wrong = {at for at, _ in bad}
+            out.columns.append(columns.only([at for at in range(len(deltas)) if at not in wrong]) if bad else columns)
             return ()
-        texts, clean = self._engine.feed_column(ids)
-        keep: Sequence[int] = () if clean else [at for at, text in enumerate(texts) if text is not None]
         if group.lane is Lane.STEP:
+            texts, clean = self._engine.feed_column(ids)
+            keep = [] if clean else [at for at, text in enumerate(texts) if text is not None]
             step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64))  # type: ignore[arg-type]
             if not clean:
                 step = StepColumns([step.tokens[at] for at in keep], [step.texts[at] for at in keep], step.ids[keep])
             out.step_columns.append(step)
-        else:
-            columns = Columns(group.rows, group.sinks, group.texts, group.ids, texts, ids.tolist())  # type: ignore[arg-type]
-            out.columns.append(columns if clean else _only(columns, keep))
-        return () if clean else [at for at, text in enumerate(texts) if text is None]
+            return () if clean else [at for at, text in enumerate(texts) if text is None]
+        pairs, clean = self._engine.feed_pairs(ids)
+        columns.pairs = pairs  # type: ignore[assignment]  # None is taken out below
+        if clean:
+            out.columns.append(columns)
+            return ()
+        out.columns.append(columns.only([at for at, pair in enumerate(pairs) if pair is not None]))
+        return [at for at, pair in enumerate(pairs) if pair is None]
 
     def _text(self, row: int, frame: BatchFrame, index: int, out: ShardOut) -> None:
         """The general text path of one row whose states and counts are already moved."""
@@ -545,7 +558,7 @@ class Shard:
         self._changes += 1
         self._lives[row] = life
         if life.sink is not None:
-            self._waiting_texts[row], self._waiting_ids[row] = life.sink.waiting()
+            self._waiting[row] = life.sink.waiting()
         self._states[row] = life.state  # handed over: from here on the column is the request's state
         self._produced[row] = 0
         if life.kind is Kind.GENERATE:
@@ -669,9 +682,9 @@ class Shard:
         life = self._lives[row]
         del self._rows[life.rid]
         self._changes += 1
-        self._lives[row] = self._waiting_texts[row] = self._waiting_ids[row] = self._texts[row] = self._options[
+        self._lives[row] = self._waiting[row] = self._texts[row] = self._options[row] = self._ids[row] = self._extras[
             row
-        ] = self._ids[row] = self._extras[row] = None
+        ] = None
         self._lanes[row] = Lane.GENERAL
         self._free.append(row)
         if life.abort == AbortState.REQUESTED:
@@ -679,13 +692,13 @@ class Shard:
         out.ended.append(life.rid)
 
 
+def _extras_key(parts: Sequence[Extras]) -> tuple[Any, ...]:
+    return tuple(tuple((name, values.tobytes()) for name, values in sorted(part.items())) for part in parts)
+
+
 def _owned_ids(ids: Any) -> np.ndarray[Any, Any]:
     """A copy: no view on a frame outlives the step that decoded it."""
     return np.array(ids, dtype=np.int64)
-
-
-def _only(columns: Columns, keep: Sequence[int]) -> Columns:
-    return Columns(*([column[at] for at in keep] for column in columns))  # type: ignore[arg-type]
 
 
 _RAMP = np.arange(4097, dtype=np.int64)

@@ -43,6 +43,9 @@ _MANY: Final = 64
 """The same for an array."""
 
 
+_UNSIGNED: Final = {4: np.uint32, 8: np.uint64}
+
+
 @dataclass(frozen=True, slots=True)
 class TextOptions:
     """What of a request's sampling parameters decides its text. Immutable and hashable."""
@@ -116,6 +119,11 @@ class TextEngine:
         self._piece_array = np.empty(len(self._pieces), dtype=object)
         self._piece_array[:] = self._pieces
         self._whole = np.array([piece is not None for piece in self._pieces], dtype=bool)
+        # (text, id) of every token that is its own delta: what a sink holds, made once and not once per token produced
+        self._pairs = [None if piece is None else (piece, token) for token, piece in enumerate(self._pieces)]
+        self._pair_array = np.empty(len(self._pairs), dtype=object)
+        for token, pair in enumerate(self._pairs):
+            self._pair_array[token] = pair
         self._stop_sets = StopSets()
         self._token_texts: dict[int, str] = {}
 
@@ -159,10 +167,24 @@ class TextEngine:
 
     def feed_column(self, ids: NDArray[np.integer[Any]]) -> tuple[Sequence[str | None], bool]:
         """`feed_plain` of an array, and whether every row has its delta (none is None)."""
-        if len(ids) >= _MANY and self.kind != "none" and ids.min() >= 0 and ids.max() < self.vocab_limit:
+        if len(ids) >= _MANY and self.kind != "none" and self._in_vocabulary(ids):
             return self._piece_array.take(ids).tolist(), bool(self._whole.take(ids).all())
         texts = self.feed_plain(ids)
         return texts, None not in texts
+
+    def feed_pairs(self, ids: NDArray[np.integer[Any]]) -> tuple[list[tuple[str, int] | None], bool]:
+        """`feed_column` with each delta as (text, id), ready for a sink."""
+        if self.kind == "none":
+            return [("", token) for token in ids.tolist()], True
+        if len(ids) >= _MANY and self._in_vocabulary(ids):
+            return self._pair_array.take(ids).tolist(), bool(self._whole.take(ids).all())
+        pairs, limit = self._pairs, self.vocab_limit
+        found = [pairs[token] if 0 <= token < limit else None for token in ids.tolist()]
+        return found, None not in found
+
+    def _in_vocabulary(self, ids: NDArray[np.integer[Any]]) -> bool:
+        # one reduction for both bounds: as unsigned, a negative id lies above every limit
+        return bool(ids.view(_UNSIGNED[ids.dtype.itemsize]).max() < self.vocab_limit)
 
     def feed_single(
         self, states: Sequence[TextState], ids: list[int] | NDArray[np.integer[Any]]
