@@ -154,6 +154,66 @@ def trace(file: Annotated[str, typer.Argument(help="A trace, as `headrace demo -
     return lambda: trace_file(file, sys.stdout)
 
 
+@app.command(short_help="The conformance kit against an implementation.")
+def conform(
+    target: Annotated[str | None, typer.Argument(metavar="MODULE:FACTORY", help="A Python target.")] = None,
+    exec_: Annotated[str | None, typer.Option("--exec", help="A program that speaks JSON lines, instead.")] = None,
+    suite: Annotated[str | None, typer.Option(help="Only these suites, with commas between.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    wire: Annotated[str | None, typer.Option(help="Only this wire revision.")] = None,
+    cases: Annotated[list[str] | None, typer.Option(help="A case file to use instead; may be repeated.")] = None,
+    known_failures: Annotated[str | None, typer.Option(help="A list of cases known to fail, with reasons.")] = None,
+    junit: Annotated[str | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    html: Annotated[str | None, typer.Option(help="Write an HTML report to this file.")] = None,
+    save_frames: Annotated[str | None, typer.Option(help="Keep the frames that were pushed in this folder.")] = None,
+    time_limit: Annotated[float, typer.Option(min=0.05, help="Seconds that a step may take.")] = 5.0,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and run nothing.")] = False,
+) -> Job:
+    """Run the conformance kit; 0 only if every applicable MUST holds (see docs/conformance.md)."""
+    from .specs.conformance.command import Options
+    from .specs.conformance.command import conform as run
+
+    options = Options(
+        target=target,
+        exec_=exec_,
+        suite=suite,
+        case=tuple(case or ()),
+        wire=wire,
+        files=tuple(cases or ()),
+        known=known_failures,
+        junit=junit,
+        html=html,
+        save_frames=save_frames,
+        limit_s=time_limit,
+        list_=list_,
+    )
+    return lambda: run(options, sys.stdout)
+
+
+@app.command(short_help="One deterministic run with faults.")
+def simulate(
+    seed: Annotated[int, typer.Option(help="The run draws everything from it.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Actions before the fair end.")] = 1500,
+    runs: Annotated[int, typer.Option(min=1, help="Runs, from this seed on.")] = 1,
+) -> Job:
+    """One deterministic run of the pipeline with faults; a failure prints the line that replays it (exit status 1)."""
+    from .runtime.simulate import run_command
+
+    return lambda: run_command(seed, steps, runs, sys.stdout)
+
+
+@app.command(short_help="Model checking: tables and every interleaving of small worlds.")
+def check(
+    only: Annotated[str, typer.Option(help="Only configurations whose name holds this.")] = "",
+    deep: Annotated[bool, typer.Option("--deep", help="The larger configurations, too.")] = False,
+    formal: Annotated[bool, typer.Option("--formal", help="The formal models, too, where SPIN is installed.")] = False,
+) -> Job:
+    """Tables, and every interleaving of small worlds of the shipped stages; states explored, properties held (else status 1)."""
+    from .runtime.checks import run_command
+
+    return lambda: run_command(sys.stdout, deep=deep, only=only, formal=formal)
+
+
 @spec_app.command("list")
 def spec_list() -> Job:
     """The names that `spec export` knows."""

@@ -70,8 +70,8 @@ class ThreadsTarget:
                 "scheduler_close",
                 "sink_capacity",
                 "skip_tokenizer",
-                "status_line",
                 "truncation",
+                "whole_frames",
             ],
         }
 

@@ -206,7 +206,11 @@ def main(spec: str) -> int:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
-    target = load(spec)
+    try:
+        target = load(spec)
+    except KitError as fault:
+        print(fault, file=sys.stderr)
+        return 1
     try:
         serve(target, sys.stdin, lines)
     finally:
@@ -217,5 +221,6 @@ def main(spec: str) -> int:
 
 if __name__ == "__main__":
     status = main(sys.argv[1])
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # a target's leftover threads must not keep the process

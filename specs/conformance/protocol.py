@@ -37,8 +37,8 @@ CAPABILITIES: Final[dict[str, str]] = {
     "scheduler_close": "`scheduler_close()`: the scheduler's side goes away",
     "sink_capacity": "the config's `sink_capacity` is heeded",
     "skip_tokenizer": "the config's `skip_tokenizer_init` is heeded",
-    "status_line": "an error before the first output is a status of its own and not an item in a stream that has begun",
     "truncation": "the config's `allow_auto_truncate` is heeded",
+    "whole_frames": "`push` takes a frame as bytes, also one that is no frame at all",
 }
 
 OPS: Final[dict[str, tuple[str, ...]]] = {

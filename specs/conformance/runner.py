@@ -88,13 +88,17 @@ class Known:
 
 
 def load_known(path: Path | str | None) -> list[Known]:
-    """The known-failures file: a JSON array of ``{"case", "why", "sometimes"?}``; extra keys are the reader's own."""
+    """The known-failures file: a JSON array of ``{"case", "why", "sometimes"?}``, or an object with numbered `differences`."""
     if path is None:
         return []
     try:
         entries = json.loads(Path(path).read_text("utf-8"))
-        if isinstance(entries, dict):
-            entries = entries["known_failures"]
+        if isinstance(entries, dict):  # a list of numbered differences, as in specs/cases/differences.json
+            return [
+                Known(case, f"{entry['id']} {entry['title']}", bool(entry.get("sometimes", False)))
+                for entry in entries["differences"]
+                for case in entry["cases"]
+            ]
         return [Known(entry["case"], entry["why"], bool(entry.get("sometimes", False))) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise KitError(f"known failures {path}: {fault}") from None
@@ -112,10 +116,16 @@ def missing(case: Case, hello: Mapping[str, Any]) -> str:
     return ""
 
 
-def run_case(caller: Caller, case: Case, wire: str, limit_s: float = STEP_LIMIT_S) -> Outcome:
-    """One case on a target that can run it."""
+def run_case(
+    caller: Caller,
+    case: Case,
+    wire: str,
+    limit_s: float = STEP_LIMIT_S,
+    clock: Callable[[str], float] | None = None,
+) -> Outcome:
+    """One case on a target that can run it. `clock`: the time, told what is about to be called (a transcript has its own)."""
     started = time.monotonic()
-    session = Session(caller, case, wire, limit_s)
+    session = Session(caller, case, wire, limit_s, clock)
     status, message = FAILED, ""
     try:
         session.run()
@@ -126,7 +136,7 @@ def run_case(caller: Caller, case: Case, wire: str, limit_s: float = STEP_LIMIT_
         message = f"step {session.at}: {fault}"
         caller.restart()
     return Outcome(
-        case, wire, status, message, session.at, time.monotonic() - started, tuple(session.frames) if message else ()
+        case, wire, status, message, session.at, time.monotonic() - started, tuple(session.frames)
     )
 
 
@@ -189,7 +199,8 @@ def _with_known(outcome: Outcome, listed: Known) -> Outcome:
 
 def replay_command(report: Report, outcome: Outcome) -> str:
     """One command that runs this case again and keeps its frames as files for `headrace inspect`."""
+    target = report.target if report.target.startswith("--exec ") else shlex.quote(report.target)
     return (
-        f"headrace conform {shlex.quote(report.target)} --case {shlex.quote(outcome.case.id)} "
+        f"headrace conform {target} --case {shlex.quote(outcome.case.id)} "
         f"--wire {outcome.wire} --save-frames frames"
     )

@@ -47,8 +47,11 @@ class _Client:
 class Session:
     """One case on one target: the steps, and what they leave to be judged."""
 
-    def __init__(self, caller: Caller, case: Case, wire: str, limit_s: float) -> None:
+    def __init__(
+        self, caller: Caller, case: Case, wire: str, limit_s: float, clock: Callable[[str], float] | None = None
+    ) -> None:
         self._caller = caller
+        self._clock = clock or (lambda op: time.monotonic())
         self._case = case
         self._limit = limit_s
         self.wire = wire
@@ -132,9 +135,9 @@ class Session:
         """Read `key` to its end, or (`until_ids`) until so many ids are there; then judge `expect`."""
         client = self._clients.setdefault(key, _Client())
         until = step.get("until_ids")
-        deadline = time.monotonic() + self._limit
+        deadline = self._clock("read") + self._limit
         while client.end is None and (until is None or len(client.ids) < until):
-            left = deadline - time.monotonic()
+            left = deadline - self._clock("read")
             if left <= 0:
                 if step.get("watch"):
                     self._take(0.0)
@@ -259,9 +262,9 @@ class Session:
         self._until(lambda: all(key in self._rids for key in keys), f"the scheduler has not received {keys}", most)
 
     def _until(self, done: Callable[[], bool], otherwise: str, most: int = 256) -> None:
-        deadline = time.monotonic() + self._limit
+        deadline = self._clock("drain") + self._limit
         while not done():
-            left = deadline - time.monotonic()
+            left = deadline - self._clock("drain")
             if left <= 0:
                 raise Mismatch(f"{otherwise} within {self._limit:g} s")
             self._take(min(left, 0.5), most)
