@@ -417,7 +417,8 @@ def test_the_live_table_and_the_admitted_bytes_are_bounded():
             r.chunk(rid, [65], STOP)
         assert [h.result(BOUND).text for h in hs] == ["A", "A", "A"]
     with rig(admitted_bytes=4096) as r:
-        fill = in_thread(lambda: [r.tm.generate([1] * 100, {"max_new_tokens": 1}) for _ in range(100)])
+        kept = []  # a handle that is dropped aborts its request, perhaps before the ring has it
+        fill = in_thread(lambda: [kept.append(r.tm.generate([1] * 100, {"max_new_tokens": 1})) for _ in range(100)])
         with pytest.raises(QueueFullError, match="bytes"):
             fill()
         rids = [m.rid for m in until(r.drain, "the ring has some")]
