@@ -16,6 +16,7 @@ edge and not a long list.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 try:
@@ -68,6 +69,7 @@ LOSSY_MAPS = (
 )
 
 
+@lru_cache(maxsize=1)
 def finish_maps() -> st.SearchStrategy[dict[Any, Any]]:
     """Finish reason maps: known ones old and new, with nils, extra keys and fields of unexpected types, and unknown ones."""
     ints = st.integers(-(2**31), 2**32)
@@ -100,43 +102,57 @@ def finish_maps() -> st.SearchStrategy[dict[Any, Any]]:
     )
 
 
+@lru_cache(maxsize=1)
 def finish_reasons() -> st.SearchStrategy[FinishReason]:
     """Finish reasons: every class, among them raw ones that no Python dict can hold."""
     return st.one_of(finish_maps().map(parse_finish_reason), st.sampled_from(LOSSY_MAPS).map(Unknown))
 
 
+@lru_cache(maxsize=1)
 def _rids() -> st.SearchStrategy[str]:
     return st.one_of(
         st.uuids().map(lambda u: u.hex), _text, st.sampled_from(["a", "b", "r#1", "\u0100", "\U0001f600" * 4])
     )
 
 
-def _array(elements: st.SearchStrategy[Any], dtype: str, size: int) -> st.SearchStrategy[Any]:
-    return st.lists(elements, min_size=size, max_size=size).map(lambda v: np.array(v, dtype))
+# Building a strategy costs more than drawing from it, so those that are needed again and again are kept.
+@lru_cache(maxsize=256)
+def _below(n: int) -> st.SearchStrategy[int]:
+    return st.integers(0, n - 1)
 
 
-_floats = st.floats(width=32)
-_ints32 = st.integers(-(2**31), 2**31 - 1)
+_ELEMENTS = {
+    "<f4": st.floats(width=32),
+    "<i4": st.integers(-(2**31), 2**31 - 1) | st.integers(0, 50_000),
+    "<i8": st.integers(-(2**63), 2**63 - 1) | st.integers(0, 50_000),
+    "lens": st.integers(0, 3),
+}
+
+
+@lru_cache(maxsize=256)
+def _array(kind: str, size: int) -> st.SearchStrategy[Any]:
+    dtype = np.int64 if kind == "lens" else np.dtype(kind)
+    return st.lists(_ELEMENTS[kind], min_size=size, max_size=size).map(lambda v: np.array(v, dtype))
 
 
 @st.composite
 def _extras(draw: st.DrawFn, schema: WireSchema) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     for family in schema.egress.families:
-        positions = draw(st.integers(0, 3))
+        positions = draw(_below(4))
         if not positions:
             continue
         total = positions
         if family.ragged:
-            lens = draw(st.lists(st.integers(0, 3), min_size=positions, max_size=positions))
-            extras[family.name + "_lens"] = np.array(lens, np.int64)
-            total = sum(lens)
-        extras[family.name + "_val"] = draw(_array(_floats, "<f4", total))
+            lens = extras[family.name + "_lens"] = draw(_array("lens", positions))
+            total = int(lens.sum())
+        extras[family.name + "_val"] = draw(_array("<f4", total))
         if family.indices is not None:
-            extras[family.name + "_idx"] = draw(_array(_ints32, "<i4", total))
+            extras[family.name + "_idx"] = draw(_array("<i4", total))
     return extras
 
 
+@lru_cache(maxsize=16)
 def _scalar(kind: str) -> st.SearchStrategy[Any]:
     base: st.SearchStrategy[Any] = {
         "u32": _u32,
@@ -148,6 +164,14 @@ def _scalar(kind: str) -> st.SearchStrategy[Any]:
     return st.none() | base if kind.endswith("?") else base
 
 
+_coin = st.booleans()
+
+
+@lru_cache(maxsize=1)
+def _maybe_finish() -> st.SearchStrategy[FinishReason | None]:
+    return st.none() | finish_reasons()
+
+
 @st.composite
 def chunk_events(
     draw: st.DrawFn,
@@ -157,15 +181,13 @@ def chunk_events(
     finish: st.SearchStrategy[FinishReason | None] | None = None,
 ) -> ChunkEvent:
     """One request's chunk, of whatever `schema` can carry; `rid` and `finish` may be given strategies of their own."""
-    ids = st.integers(np.iinfo(schema.id_dtype).min, np.iinfo(schema.id_dtype).max) | st.integers(0, 50_000)
-    reasons: st.SearchStrategy[FinishReason | None] = st.none() | finish_reasons() if finish is None else finish
-    scalars = {c.name: draw(_scalar(c.type)) for c in schema.egress.scalars if draw(st.booleans())}
+    scalars = {c.name: draw(_scalar(c.type)) for c in schema.egress.scalars if draw(_coin)}
     return ChunkEvent(
         rid=draw(_rids() if rid is None else rid),
-        token_ids=draw(st.integers(0, 4).flatmap(lambda n: _array(ids, schema.id_dtype, n))),
-        finish_reason=draw(reasons),
+        token_ids=draw(_array(schema.id_dtype, draw(_below(5)))),
+        finish_reason=draw(_maybe_finish() if finish is None else finish),
         prompt_tokens=draw(_u32),
-        extras=draw(st.just({}) | _extras(schema)),
+        extras=draw(_extras(schema)) if draw(_coin) else {},
         **scalars,
     )
 
@@ -178,6 +200,7 @@ def chunk_streams(draw: st.DrawFn, schema: WireSchema, *, max_chunks: int = 6) -
     return [*middle, draw(chunk_events(schema, rid=rid, finish=finish_reasons()))]
 
 
+@lru_cache(maxsize=8)
 def _plain_frames(schema: WireSchema) -> st.SearchStrategy[bytes]:
     return st.lists(chunk_events(schema), max_size=4).map(lambda events: encode_batch(events, schema))
 
@@ -204,23 +227,23 @@ def frames(draw: st.DrawFn, schema: WireSchema) -> bytes:
     """
     cells, data = split_frame(draw(_plain_frames(schema)))
     columns = schema.egress.columns
-    if draw(st.booleans()):
+    if draw(_coin):
         cells += [b"\x90"] * (draw(st.integers(len(cells), len(columns))) - len(cells))
         n = len(entries(cells[0]))
         for column in columns[schema.egress.required : len(cells)]:
-            if column.role in ("lens", "reqlens") and cells[column.position] == b"\x90" and draw(st.booleans()):
+            if column.role in ("lens", "reqlens") and cells[column.position] == b"\x90" and draw(_coin):
                 cells[column.position] = array([b"\x00"] * n)
-    if draw(st.booleans()):
+    if draw(_coin):
         for column in columns[: len(cells)]:
             if column.type in ("u32", "u32?"):
-                way = draw(st.integers(0, 5))
+                way = draw(_below(6))
                 cells[column.position] = array([_widen(e, way) for e in entries(cells[column.position])])
-    if draw(st.booleans()):
-        at = draw(st.integers(0, len(cells) - 1))
+    if draw(_coin):
+        at = draw(_below(len(cells)))
         found = entries(cells[at]) if cells[at][0] != 0xC0 else None
         if found is not None:
             cells[at] = b"\xdd" + len(found).to_bytes(4, "big") + b"".join(found)
-    if draw(st.integers(0, 3)) == 0:
+    if draw(_below(4)) == 0:
         cells += [b"\x90"] * (len(columns) - len(cells))
         cells += draw(
             st.lists(_values.map(msgspec.msgpack.encode) | st.sampled_from(LOSSY_MAPS), min_size=1, max_size=3)
@@ -231,11 +254,11 @@ def frames(draw: st.DrawFn, schema: WireSchema) -> bytes:
 @st.composite
 def one_lie_frames(draw: st.DrawFn, schema: WireSchema, rules: tuple[str, ...] = tuple(LIES)) -> tuple[bytes, str]:
     """(frame, rule): a frame that breaks exactly the rule named, a `FrameError.reason`; all else in it is valid."""
-    rule = draw(st.sampled_from(rules))
+    rule = rules[draw(_below(len(rules)))]
     frame = draw(_plain_frames(schema))
 
     def pick(n: int) -> int:
-        return draw(st.integers(0, n - 1))
+        return draw(_below(n))
 
     lying = lie(frame, rule, schema, pick)
     if lying is None:
@@ -245,6 +268,7 @@ def one_lie_frames(draw: st.DrawFn, schema: WireSchema, rules: tuple[str, ...] =
     return lying, rule
 
 
+@lru_cache(maxsize=1)
 def hostile_msgpack() -> st.SearchStrategy[bytes]:
     """msgpack meant to hurt: counts far beyond the bytes, nesting bombs, every first byte, cut-off values, reserved 0xc1."""
     big = st.sampled_from([2**16, 2**24, 2**31 - 1, 2**32 - 1])
@@ -267,7 +291,7 @@ def hostile_msgpack() -> st.SearchStrategy[bytes]:
 @st.composite
 def hostile_frames(draw: st.DrawFn, schema: WireSchema) -> bytes:
     """Arbitrary bytes that look like frames: mutated, cut, extended, with hostile msgpack in any position, or plain noise."""
-    way = draw(st.integers(0, 5))
+    way = draw(_below(6))
     if way == 0:
         return draw(st.binary(max_size=64))
     if way == 1:
@@ -279,14 +303,14 @@ def hostile_frames(draw: st.DrawFn, schema: WireSchema) -> bytes:
     frame = draw(frames(schema))
     if way == 3:
         cells, data = split_frame(frame)
-        cells[draw(st.integers(0, len(cells) - 1))] = draw(hostile_msgpack())
+        cells[draw(_below(len(cells)))] = draw(hostile_msgpack())
         return join_frame(cells, data)
     if way == 4:
-        return frame[: draw(st.integers(0, len(frame)))] + draw(st.binary(max_size=8))
+        return frame[: draw(_below(len(frame) + 1))] + draw(st.binary(max_size=8))
     mutable = bytearray(frame)
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(mutable) - 1))
-        mutable[at] ^= 1 << draw(st.integers(0, 7))
+    for _ in range(1 + draw(_below(3))):
+        at = draw(_below(len(mutable)))
+        mutable[at] ^= 1 << draw(_below(8))
     return bytes(mutable)
 
 
