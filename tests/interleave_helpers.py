@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from headrace.codec import IngressMessage
-from headrace.fsm import RING, RingEvent, RingState
+from headrace.codec import IngressMessage, Length
+from headrace.codec.errors import InternalError
+from headrace.fsm import RING, RingEvent, RingState, SinkState
 from headrace.runtime import PushResult
 from headrace.runtime.channel import Bell, Channel
 from headrace.runtime.interleave import Op, Raised, Scenario, World, after, op
 from headrace.runtime.ring import _Core, egress_ring, ingress_ring
+from headrace.runtime.sink import Columns, EgressItem, Hub, Sink
 
 CORE_CONSTANTS = ("_bounded", "_capacity", "_max_bytes", "consumer_bell", "producer_bell", "record", "name")
 
@@ -235,7 +236,12 @@ def ring_scenarios() -> dict[str, Scenario]:
             q=["push c", "push d"],
             c=["wait", "drain 1", "close_consumer"],
         ),
-        egress_of("both close at any time", 1, p=["push a", "push b", "close_producer"], c=["wait", "close_consumer", "drain 2"]),
+        egress_of(
+            "both close at any time",
+            1,
+            p=["push a", "push b", "close_producer"],
+            c=["wait", "close_consumer", "drain 2"],
+        ),
         egress_of(
             "close only after all puts",
             1,
@@ -245,7 +251,12 @@ def ring_scenarios() -> dict[str, Scenario]:
             x=["after p q", "close_producer"],
         ),
         egress_of(
-            "parked producers and one close", 1, p=["push a", "push b"], q=["push c"], r=["push d"], x=["close_consumer"]
+            "parked producers and one close",
+            1,
+            p=["push a", "push b"],
+            q=["push c"],
+            r=["push d"],
+            x=["close_consumer"],
         ),
         egress_of("two waiters, one arrival", 2, p=["try_push a"], c=["wait"], d=["wait", "drain 1"]),
         egress_of("two waiters, one close", 1, c=["wait"], d=["wait"], x=["close_producer"]),
@@ -259,9 +270,15 @@ def ring_scenarios() -> dict[str, Scenario]:
         ),
         egress_of("timeouts", 1, p=["push a 1", "push b 1"], q=["push c 2"], c=["wait 1", "drain 2", "wait 1"]),
         egress_of(
-            "bytes", 3, 4, p=["push aaa", "push bb", "push cccccc"], c=["wait", "drain 1", "wait", "drain 2", "wait", "drain 3"]
+            "bytes",
+            3,
+            4,
+            p=["push aaa", "push bb", "push cccccc"],
+            c=["wait", "drain 1", "wait", "drain 2", "wait", "drain 3"],
         ),
-        egress_of("one drain makes room for two", 2, p=["push a"], q=["push b"], r=["push c", "push d"], c=["wait", "drain 2"]),
+        egress_of(
+            "one drain makes room for two", 2, p=["push a"], q=["push b"], r=["push c", "push d"], c=["wait", "drain 2"]
+        ),
         ingress_of(
             "many or none",
             2,
@@ -281,3 +298,239 @@ def ring_scenarios() -> dict[str, Scenario]:
 
 def _scenario(name: str, build: Any, model: RingModel, threads: dict[str, list[str]]) -> Scenario:
     return Scenario(name, build, {thread: calls(*texts) for thread, texts in threads.items()}, model, (TimeoutError,))
+
+
+# -- bells and channels -------------------------------------------------------------------------------------------------------
+
+
+class Lanes:
+    """A bell with two channels, as a stage has them: a bounded one with a bell for room, and an unbounded one."""
+
+    def __init__(self, world: World, capacity: int) -> None:
+        self.world = world
+        primitives = world.primitives
+        self.bell = guard_bell(world, Bell(primitives))
+        self.room = guard_bell(world, Bell(primitives))
+        self.data: Channel[Any] = guard_channel(world, Channel(capacity, self.bell, primitives, room_bell=self.room))
+        self.aborts: Channel[Any] = guard_channel(world, Channel(None, self.bell, primitives))
+
+
+def lanes(capacity: int) -> Any:
+    return lambda world: Lanes(world, capacity)
+
+
+def drive(subject: Lanes, enough: int) -> tuple[Any, ...]:
+    """The driver's loop: take from every source, and wait only when none had anything. Ends with `enough` items or at the close."""
+    got: list[Any] = []
+    while len(got) < enough:
+        subject.world.loop(*got)
+        # closed is read first: what was accepted before the close is then still seen
+        closed = subject.data.closed and subject.aborts.closed
+        taken = subject.aborts.take() or subject.data.take(2)
+        got += taken
+        if not taken:
+            if closed:
+                break
+            subject.bell.wait()
+    return tuple(got)
+
+
+def drive_with_timeout(subject: Lanes, enough: int) -> tuple[Any, ...]:
+    got: list[Any] = []
+    while len(got) < enough:
+        subject.world.loop(*got)
+        taken = subject.data.take(1)
+        got += taken
+        if not taken and not subject.bell.wait(1.0):
+            got.append("timeout")
+    return tuple(got)
+
+
+def gated_put(subject: Lanes, item: Any) -> PushResult:
+    """The dispatcher's way: not enabled until there is room, told by its bell when there is."""
+    while subject.data.room() == 0:
+        subject.world.loop()
+        subject.room.wait()
+    return subject.data.put(item)
+
+
+def put(subject: Lanes, lane: str, *items: Any) -> PushResult:
+    return getattr(subject, lane).put_all(items)
+
+
+def close(subject: Lanes, *names: str) -> None:
+    for name in names:
+        getattr(subject, name).close()
+
+
+def _all_came_in_order(subject: Lanes, results: dict[str, tuple[Any, ...]]) -> None:
+    """What was accepted has been taken or is still there, each lane in its own order."""
+    got = [item for result in results["driver"] for item in result if item != "timeout"]
+    for lane, mark in (("data", "d"), ("aborts", "a")):
+        left = list(getattr(subject, lane)._items)
+        came = [item for item in got if item[0] == mark] + left
+        assert len(came) == len(set(came)), f"an item of {lane} came twice: {came}"
+        for thread in ("p", "q"):
+            mine = [item for item in came if item[1] == thread]
+            assert mine == sorted(mine), f"{lane} gave {came}"
+    accepted = sum(1 for name, made in results.items() if name in "pq" for result in made if result is PushResult.OK)
+    assert accepted <= len(got) + len(subject.data._items) + len(subject.aborts._items) <= 2 * accepted
+
+
+def _channel(name: str, capacity: int, **threads: list[Op]) -> Scenario:
+    return Scenario(name, lanes(capacity), threads, final=_all_came_in_order)
+
+
+CHANNEL_SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        _channel(
+            "a driver waits on two sources",
+            2,
+            driver=[op(drive, 3)],
+            p=[op(put, "data", "dp1"), op(put, "data", "dp2")],
+            q=[op(put, "aborts", "aq1")],
+        ),
+        _channel(
+            "sources close at any time",
+            1,
+            driver=[op(drive, 9)],
+            p=[op(put, "data", "dp1"), op(put, "aborts", "ap1")],
+            x=[op(close, "data", "aborts")],
+        ),
+        _channel(
+            "sources close only after all puts",
+            2,
+            driver=[op(drive, 9)],
+            p=[op(put, "data", "dp1", "dp2")],
+            q=[op(put, "aborts", "aq1")],
+            x=[after("p", "q"), op(close, "aborts", "data")],
+        ),
+        _channel(
+            "a gated producer hears of room",
+            1,
+            driver=[op(drive, 3)],
+            p=[op(gated_put, "dp1"), op(gated_put, "dp2"), op(gated_put, "dp3")],
+        ),
+        _channel(
+            "a driver's wait runs out of time",
+            1,
+            driver=[op(drive_with_timeout, 2)],
+            p=[op(put, "data", "dp1")],
+            q=[op(put, "data", "dq1")],
+        ),
+    )
+}
+
+
+# -- sinks --------------------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """One sink and its hub."""
+
+    def __init__(self, world: World, capacity: int) -> None:
+        self.hub = Hub(world.primitives)
+        self.sink = Sink(self.hub, capacity)
+        constants = [name for name in ("primitives", "record", "name") if hasattr(self.hub, name)]
+        world.guard(self.hub, self.hub.lock, constants=constants)
+        # the list of waiting chunks stays the same object for the sink's life, and the shard holds on to it
+        waiting = self.sink.waiting()
+        constants = [
+            name for name in Sink.__slots__ if not name.startswith("__") and getattr(self.sink, name) is waiting
+        ]
+        world.guard(self.sink, self.hub.lock, constants=["_capacity", "_hub", "_rid", *constants])
+        self.world = world
+
+
+def stream(capacity: int = 8) -> Any:
+    return lambda world: Stream(world, capacity)
+
+
+def frame(text: str) -> EgressItem.Frame:
+    return EgressItem.Frame(text, np.frombuffer(text.encode(), np.uint8).astype(np.int64))
+
+
+def give(subject: Stream, *texts: str) -> tuple[Any, ...]:
+    return tuple(why for _, why in subject.hub.put_items([(subject.sink, frame(text)) for text in texts]))
+
+
+def give_columns(subject: Stream, text: str) -> tuple[int, ...]:
+    columns = Columns([0], [subject.sink], [subject.sink.waiting()], [(text, ord(text))])
+    return tuple(subject.hub.put_columns(columns, 8))
+
+
+def finish(subject: Stream, text: str) -> tuple[Any, ...]:
+    return tuple(why for _, why in subject.hub.put_items([(subject.sink, EgressItem.Done(Length(1), frame(text)))]))
+
+
+def fail(subject: Stream) -> None:
+    subject.hub.fail_open(subject.sink, InternalError("a part of the server has failed"))
+
+
+def leave(subject: Stream) -> bool:
+    return subject.sink.close()
+
+
+def read(subject: Stream, timeout: float | None = None) -> tuple[Any, ...]:
+    """Read until the end: the text in pieces, and how it ended."""
+    pieces: list[str] = []
+    while True:
+        subject.world.loop(*pieces)
+        taken = subject.sink.wait(timeout)
+        if taken is None:
+            continue
+        assert bytes(taken.token_ids.astype(np.uint8)).decode() == taken.text, "text and ids went apart"
+        pieces.append(taken.text)
+        if taken.terminal is not None:
+            return (*pieces, type(taken.terminal).__name__)
+        if subject.sink.state is SinkState.CLOSED:
+            return (*pieces, "closed")
+
+
+def _read_all(text: str, *ends: str) -> Any:
+    def final(subject: Stream, results: dict[str, tuple[Any, ...]]) -> None:
+        *pieces, end = results["reader"][0]
+        got = "".join(pieces)
+        assert end in ends, f"the stream ended as {end}"
+        assert text.startswith(got), f"{got!r} is not a beginning of {text!r}"
+        assert end != "Done" or got == text, f"a stream that lost text ended like a success: {got!r}"
+
+    return final
+
+
+def _sink(name: str, final: Any, **threads: list[Op]) -> Scenario:
+    return Scenario(name, stream(), threads, final=final)
+
+
+SINK_SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        _sink(
+            "a parked reader is woken by each step",
+            _read_all("abc", "Done"),
+            reader=[op(read)],
+            shard=[op(give, "a"), op(give_columns, "b"), op(finish, "c")],
+        ),
+        _sink(
+            "a reader's wait runs out of time",
+            _read_all("ab", "Done"),
+            reader=[op(read, 1.0)],
+            shard=[op(give, "a"), op(finish, "b")],
+        ),
+        _sink(
+            "the client leaves while it is parked",
+            _read_all("ab", "Done", "closed"),
+            reader=[op(read)],
+            shard=[op(give, "a"), op(finish, "b")],
+            guard=[op(leave)],
+        ),
+        _sink(
+            "a stage dies while the client is parked",
+            _read_all("ab", "Done", "Error"),
+            reader=[op(read)],
+            shard=[op(give, "a"), op(finish, "b")],
+            owner=[op(fail)],
+        ),
+    )
+}

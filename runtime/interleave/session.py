@@ -103,6 +103,9 @@ class RealWorld:
     def watch(self, state: Callable[[], Any]) -> None:
         return None
 
+    def loop(self, *state: Any) -> None:
+        return None
+
 
 def record(scenario: Scenario, *, switch_interval: float = 1e-6, timeout: float = 60.0) -> list[Called]:
     """The history of one run on real threads, which change as often as the interpreter can be made to.

@@ -217,6 +217,18 @@ class World:
         """Count `state()` as part of the search's state: for what cannot be guarded, such as a list that threads append to."""
         self._watched.append(state)
 
+    def loop(self, *state: Any) -> None:
+        """Said by a call at the head of a loop: all that it goes on with is `state`, whatever it has read before.
+
+        Without this a call that loops knows all that it ever read, and no two rounds are equal states. If it keeps more than it
+        says, the search may leave out what it should look at.
+        """
+        me = self.current
+        if me is not None:
+            me.known[:] = [("loop", canon(state))]
+            me.aliases.clear()
+            me.primitives_made = 0
+
     def number_primitive(self) -> tuple[int, int, int]:
         """A name for a new primitive that is the same in every schedule: maker, its operation, and how many it made there."""
         me = self.current
