@@ -226,9 +226,7 @@ class Naive:
             return
         shown = ids
         if reason is not None and not isinstance(reason.matched, str) and reason.matched is not None:
-            pattern = self.pattern(reason.matched)
-            if pattern and ids[-len(pattern) :] == pattern[-len(ids) :]:
-                shown = ids[: -len(pattern)] if len(ids) > len(pattern) else []
+            shown = self.without(ids, self.pattern(reason.matched))
         new = request.held + self.decode(request, shown, reason is not None)
         request.held = ""
         if reason is None:
@@ -242,6 +240,15 @@ class Naive:
         self.deliver(request, {"text": new, "token_ids": ids, "prompt_tokens": chunk.prompt_tokens, "extras": extras})
         if reason is not None:
             self.ended(request, chunk)
+
+    def without(self, ids: list[int], pattern: list[int]) -> list[int]:
+        size = len(pattern)
+        if not size:
+            return ids
+        if len(ids) < size and ids == pattern[size - len(ids) :]:
+            return []
+        starts = [at for at in range(len(ids) - size + 1) if ids[at : at + size] == pattern]
+        return ids[: starts[-1]] if starts else ids
 
     def ended(self, request: Request, chunk: Any) -> None:
         self.finish(request, {"finish_reason": chunk.finish_reason.to_json()})
