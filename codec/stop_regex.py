@@ -93,14 +93,14 @@ def _judge(pattern: object) -> tuple[re.Pattern[str], int]:
         words = str(error) or type(error).__name__
         words = words if words.isprintable() else ascii(words)[1:-1]
         raise _refuse(pattern, f"does not compile: {words[:200]}") from None
-    if width == 0 or compiled.search("") is not None:
-        raise _refuse(pattern, "matches the empty string, so it would stop every request at once")
     try:
         _Analysis(tree).run()
     except _Inadmissible as why:
         raise _refuse(pattern, f"may backtrack too much: {why}") from None
     except RecursionError:
         raise _refuse(pattern, "is nested too deeply") from None
+    if width == 0 or compiled.search("") is not None:  # only now: a bad pattern can hang on the empty text too
+        raise _refuse(pattern, "matches the empty string, so it would stop every request at once")
     return compiled, min(window, UNBOUNDED)
 
 
@@ -332,6 +332,8 @@ class _Analysis:
         if looped and exits != _ONE:
             raise _Inadmissible(_LONG_BODY)
         own = _Cost(1, inner.cost.factor) if long else _times(inner.cost, inner.ways, high)
+        if least == 0:  # empty rounds take steps without using up text, and nested they multiply
+            own = _product(own, _Cost(0, high), _TWO_LONG)
         then = after.cost if after.sure else _product(exits, after.cost, _TWO_LONG)
         return _Next(first, after.sure and low == 0, _max(own, then), exits)
 

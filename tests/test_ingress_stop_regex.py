@@ -287,6 +287,14 @@ def test_an_analysis_without_one_of_its_rules_admits_bad_patterns(
     assert admitted > 5
 
 
+@pytest.mark.parametrize("body", [r"\b", "(?=a)", "a?", "(?!b)", "(?:|a)", "(?<=a)", "$", "(?>a?)", "a{0}"])
+@pytest.mark.parametrize("count", ["{60}", "{2,60}", "{60}+", "{60}?", "{99}"])
+def test_nested_rounds_that_use_up_no_text_are_refused_before_anything_is_matched(body: str, count: str) -> None:
+    """60 to the 20th steps on any text, the empty one included: this test hangs where the order is wrong."""
+    depth = 20
+    refusal(compile_stop_regex, "(?:" * depth + body + f"){count}" * depth + "x")
+
+
 @pytest.mark.parametrize(
     ("head", "tail"),
     [("(", "){2}"), ("(?>", ")"), ("(?:", "){1,2}"), ("(?=", ")"), ("(?=a", ")"), ("(?:a", ")?"), ("(a|", "b)"), (r"(\w", r"\w)"), ("(?<=a)(?:", "b)"), ("(?!", "c)"), ("(?=", "a)?"), ("(?:a", ")*+")],
