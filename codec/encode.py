@@ -10,6 +10,7 @@ Owns: how a frame is written. Rules it keeps:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from .chunk import ChunkEvent
 from .errors import EncodeError, show
 from .finish import FinishReason, finish_to_wire
-from .schema import ELEMENT_TYPES, TAGS, Column, WireSchema
+from .schema import ELEMENT_TYPES, TAGS, Column, Family, WireSchema
 
 EGRESS_TAG_RESULT: Final = TAGS["result"]
 EGRESS_TAG_BATCH: Final = TAGS["batch"]
@@ -63,12 +64,15 @@ def _check_u32(column: Column, values: Sequence[Any] | NDArray[Any]) -> None:
         good = values.dtype.kind in "iu" and (
             not len(values) or (int(values.min()) >= 0 and int(values.max()) <= _U32_MAX)
         )
-    elif not values:
-        good = True
-    elif column.type == "u32":
-        good = set(map(type, values)) <= {int} and min(values) >= 0 and max(values) <= _U32_MAX
     else:
-        good = all(v is None or (type(v) is int and 0 <= v <= _U32_MAX) for v in values)
+        kinds = set(map(type, values))
+        good = kinds <= ({int} if column.type == "u32" else {int, type(None)})
+        if good:
+            try:
+                # array("I") refuses what is below 0 or above 32 bits.
+                array("I", values if kinds <= {int} else [v for v in values if v is not None])
+            except OverflowError:
+                good = False
     if not good:
         raise EncodeError(f"{column.name} holds integers from 0 to {_U32_MAX}")
 
@@ -99,6 +103,8 @@ def _cell(column: Column, values: ColumnData) -> object:
         return values
     if column.role == "finish_reasons":
         reasons: Sequence[Any] = values  # type: ignore[assignment]
+        if isinstance(reasons, list) and reasons.count(None) == len(reasons):
+            return reasons  # the common step: nobody ends
         return [finish_to_wire(v) for v in reasons]
     if column.role == "rids":
         return values if isinstance(values, list) else [str(v) for v in values]
@@ -192,6 +198,30 @@ def _agree_positions(lens: Column, reqlens: ColumnData, poslens: ColumnData) -> 
         raise EncodeError(f"{lens.name} sums to {total} where {len(poslens)} positions are given")
 
 
+def _family_columns(events: Sequence[ChunkEvent], family: Family, columns: dict[str, Any]) -> None:
+    """The count and data columns of one family, from the extras of all chunks."""
+    name = family.name
+    values = [
+        _data(event.extras.get(name + "_val", ()), ELEMENT_TYPES[family.values], name + "_val") for event in events
+    ]
+    counts = [len(part) for part in values]
+    columns[name + "_val"] = np.concatenate(values)
+    if family.indices is not None:
+        dtype = ELEMENT_TYPES[family.indices]
+        indices = [_data(event.extras.get(name + "_idx", ()), dtype, name + "_idx") for event in events]
+        if [len(part) for part in indices] != counts:
+            raise EncodeError(f"{name}: each chunk needs as many indices as values")
+        columns[name + "_idx"] = np.concatenate(indices)
+    if family.poslens is None:
+        columns[family.lens.name] = counts
+        return
+    lens = [np.asarray(event.extras.get(name + "_lens", ())).tolist() for event in events]
+    if [sum(part) for part in lens] != counts:
+        raise EncodeError(f"{name}_lens of a chunk does not sum to its number of values")
+    columns[family.lens.name] = [len(part) for part in lens]
+    columns[family.poslens.name] = [count for part in lens for count in part]
+
+
 def encode_batch(events: Sequence[ChunkEvent], schema: WireSchema) -> bytes:
     """A whole BATCH frame (tag included) from chunks. Raises EncodeError for what `schema` cannot carry."""
     egress = schema.egress
@@ -205,35 +235,20 @@ def encode_batch(events: Sequence[ChunkEvent], schema: WireSchema) -> bytes:
         values = [event.scalars.get(column.name, column.nil) for event in events]
         if column.position < egress.required or any(v is not None and v is not False for v in values):
             columns[column.name] = values
-    names = {k for event in events for k in event.extras}
+    names = {k for event in events if event.extras for k in event.extras}
     for family in egress.families:
-        if family.ragged:
-            lens = [np.asarray(event.extras.get(family.name + "_lens", ())) for event in events]
-            names.discard(family.name + "_lens")
-            if any(map(len, lens)):
-                assert family.poslens is not None  # ragged families have it, by the schema's own check
-                columns[family.lens.name] = [len(part) for part in lens]
-                columns[family.poslens.name] = [int(v) for part in lens for v in part.tolist()]
-        for suffix, dtype in (("_val", family.values), ("_idx", family.indices)):
-            if dtype is None:
-                continue
-            name = family.name + suffix
-            names.discard(name)
-            parts = [np.asarray(event.extras.get(name, ())) for event in events]
-            if any(map(len, parts)):
-                columns[name] = np.concatenate([_data(part, ELEMENT_TYPES[dtype], name) for part in parts])
-                if not family.ragged:
-                    columns.setdefault(family.lens.name, [len(part) for part in parts])
-                    if columns[family.lens.name] != [len(part) for part in parts]:
-                        raise EncodeError(f"{family.name}: each chunk needs as many indices as values")
-            if family.ragged:
-                for event, part in zip(events, parts, strict=True):
-                    want = event.extras.get(family.name + "_lens", ())
-                    if int(np.sum(want, dtype=np.int64)) != len(part):
-                        raise EncodeError(f"{name} has {len(part)} values where {family.name}_lens says otherwise")
+        mine = {family.name + "_val"}
+        mine |= {family.name + "_idx"} if family.indices is not None else set()
+        mine |= {family.name + "_lens"} if family.ragged else set()
+        if names & mine:
+            names -= mine
+            _family_columns(events, family, columns)
     if names:
         raise EncodeError(f"{schema.name} has no extras called {show(min(names))}")
-    ids = [_data(event.token_ids, schema.id_dtype, "token_ids") for event in events]
+    dtype = np.dtype(schema.id_dtype)
+    ids = [
+        e.token_ids if e.token_ids.dtype == dtype else _data(e.token_ids, schema.id_dtype, "token_ids") for e in events
+    ]
     header, cols = encode_batch_cols(
         schema,
         rids=[str(event.rid) for event in events],
