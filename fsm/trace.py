@@ -58,6 +58,27 @@ class TraceError(ValueError):
 _Raw = tuple[str, str, int, int, int, str, float | None]
 
 
+class _Many(NamedTuple):
+    """One event of several rids, as it was recorded."""
+
+    machine: str
+    rids: Sequence[str]
+    before: Sequence[int]
+    event: int
+    after: Sequence[int]
+    stage: str
+    t: float | None
+
+
+def _single(raw: Iterable[_Raw | _Many]) -> Iterator[_Raw]:
+    for row in raw:
+        if isinstance(row, _Many):
+            for rid, before, after in zip(row.rids, row.before, row.after, strict=True):
+                yield (row.machine, rid, before, row.event, after, row.stage, row.t)
+        else:
+            yield row
+
+
 class Trace:
     """A bounded, thread-safe recorder. Iterating gives `TraceEvent`s and `Fill`s in order.
 
@@ -82,7 +103,8 @@ class Trace:
         self._clock = clock
         self._machines = MACHINES if machines is None else machines
         self._lock = threading.Lock() if lock is None else lock
-        self._raw: list[_Raw] = []
+        self._raw: list[_Raw | _Many] = []
+        self._count = 0
         self._read: list[TraceEvent | Fill] | None = None
 
     @property
@@ -95,40 +117,49 @@ class Trace:
         beyond the buffer's lock; when full it only counts."""
         t = self._clock() if self._clock is not None else None
         with self._lock:
-            if len(self._raw) < self.capacity:
+            if self._count < self.capacity:
                 self._raw.append((machine, rid, from_, event, to, stage, t))
+                self._count += 1
             else:
                 self.dropped += 1
 
     def record_many(
         self, machine: str, rids: Sequence[str], before: Sequence[int], event: int, after: Sequence[int], stage: str
     ) -> None:
-        """Record the same event for several rids under one lock; `before` and `after` are per rid."""
+        """Record the same event for several rids; `before` and `after` are per rid. The sequences are kept, not copied, so they must
+        not be changed afterwards: a step over hundreds of requests then costs one record."""
         t = self._clock() if self._clock is not None else None
         with self._lock:
-            room = max(0, self.capacity - len(self._raw))
-            for rid, from_, to in zip(rids[:room], before[:room], after[:room], strict=True):
-                self._raw.append((machine, rid, from_, event, to, stage, t))
-            self.dropped += max(0, len(rids) - room)
+            room = max(0, self.capacity - self._count)
+            if room < len(rids):
+                self.dropped += len(rids) - room
+                rids, before, after = rids[:room], before[:room], after[:room]
+            if rids:
+                self._raw.append(_Many(machine, rids, before, event, after, stage, t))
+                self._count += len(rids)
 
     def record_fill(self, ring: str, fill: int) -> None:
         """Record how many items a ring holds, for display."""
         t = self._clock() if self._clock is not None else None
         with self._lock:
-            if len(self._raw) < self.capacity:
+            if self._count < self.capacity:
                 self._raw.append(("", ring, fill, 0, 0, "", t))
+                self._count += 1
             else:
                 self.dropped += 1
 
     def __len__(self) -> int:
-        return len(self._raw) if self._read is None else len(self._read)
+        if self._read is not None:
+            return len(self._read)
+        with self._lock:
+            return self._count
 
     def __iter__(self) -> Iterator[TraceEvent | Fill]:
         if self._read is not None:
             return iter(self._read)
         with self._lock:
             raw = self._raw[:]
-        return iter([self._name(seq, row) for seq, row in enumerate(raw)])
+        return (self._name(seq, row) for seq, row in enumerate(_single(raw)))
 
     def _name(self, seq: int, row: _Raw) -> TraceEvent | Fill:
         machine, rid, before, event, after, stage, t = row

@@ -108,7 +108,7 @@ class Columns:
     `sure` counts the puts that surely find room, because the lists were measured and only readers shorten them meanwhile.
     """
 
-    __slots__ = ("lists", "pairs", "rows", "sinks", "sure")
+    __slots__ = ("closes", "lists", "pairs", "rids", "rows", "sinks", "states", "sure")
 
     def __init__(
         self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Waiting] = ()
@@ -118,12 +118,19 @@ class Columns:
         self.lists = lists
         self.pairs = pairs
         self.sure = 0
+        # for the trace: the sinks' rids, and their states while the hub has counted `closes` closes
+        self.rids: list[str] = []
+        self.states: list[SinkState] = []
+        self.closes = -1
 
     def only(self, keep: Sequence[int]) -> Columns:
         """The same for some of the positions."""
         rows, sinks, lists, pairs = self.rows, self.sinks, self.lists, self.pairs
         return Columns(
-            [rows[at] for at in keep], [sinks[at] for at in keep], [lists[at] for at in keep], [pairs[at] for at in keep]
+            [rows[at] for at in keep],
+            [sinks[at] for at in keep],
+            [lists[at] for at in keep],
+            [pairs[at] for at in keep],
         )
 
 
@@ -138,6 +145,7 @@ class Hub:
         self.parked: dict[Sink, None] = {}
         self.record = record
         self.name = name
+        self.closes = 0  # how many sinks were closed by their readers
 
     def put_columns(self, columns: Columns, capacity: int) -> list[int]:
         """One step's plain deltas. Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there.
@@ -159,17 +167,19 @@ class Hub:
                     else:
                         refused.append(at)
             if self.record is not None:
-                self._record_puts(columns.sinks, set(refused))
+                self._record_puts(columns if not refused else columns.only(_others(len(lists), refused)))
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
         return refused
 
-    def _record_puts(self, sinks: Sequence[Sink], refused: set[int]) -> None:
+    def _record_puts(self, columns: Columns) -> None:
         """Trace one step's puts. PUT leaves OPEN as it is, and so does a put that a closed sink absorbs."""
         assert self.record is not None
-        stored = [sink for at, sink in enumerate(sinks) if at not in refused] if refused else sinks
-        states = [sink._state for sink in stored]
-        self.record.record_many("sink", [sink._rid for sink in stored], states, SinkEvent.PUT, states, self.name)
+        if columns.closes != self.closes:
+            columns.rids = [sink._rid for sink in columns.sinks]
+            columns.states = [sink._state for sink in columns.sinks]
+            columns.closes = self.closes
+        self.record.record_many("sink", columns.rids, columns.states, SinkEvent.PUT, columns.states, self.name)
 
     def put_items(self, items: Sequence[tuple[Sink, EgressItem.Frame | Terminal]]) -> list[tuple[int, SinkError]]:
         """Deltas and terminal items in order. Returns (index, why) for those that were refused; nothing of those was stored."""
@@ -373,6 +383,7 @@ class Sink:
         with self._hub.lock:
             was_open = self._state == SinkState.OPEN
             self._step(SinkEvent.CLOSE)
+            self._hub.closes += 1
             if was_open:
                 self._items.clear()
                 self._extras = []
@@ -391,6 +402,11 @@ class Sink:
         """Chunks put in and not yet taken."""
         with self._hub.lock:
             return len(self._items)
+
+
+def _others(count: int, refused: list[int]) -> list[int]:
+    gone = set(refused)
+    return [at for at in range(count) if at not in gone]
 
 
 def _merged(taken: Taken, items: list[Waiting]) -> Taken:

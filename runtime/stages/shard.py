@@ -271,7 +271,7 @@ class Shard:
         elif plan.all_fast and plan.single and self._has_headroom(plan):
             # The common step: one id for every request, nothing special anywhere.
             plan.headroom -= 1
-            self._move(plan.column)
+            self._move(plan.column, plan.rids)
             mine = frame.token_ids if selected is None else frame.token_ids[selected]
             for group in plan.groups:
                 positions = group.positions
@@ -300,7 +300,7 @@ class Shard:
         lanes = np.where(fast, self._lanes[plan.column], Lane.GENERAL)
         for group in self._groups(lanes, plan):
             column = plan.column[group.positions]
-            self._move(column)
+            self._move(column, [] if self._record is None else [plan.rids[at] for at in group.positions.tolist()])
             for at in self._deliver(group, frame.token_ids[starts[group.positions]], out):
                 self._text(group.rows[at], frame, indices[int(group.positions[at])], out)
         where = np.flatnonzero(lanes == Lane.GENERAL).tolist()
@@ -346,15 +346,15 @@ class Shard:
             plan.headroom = self._output_limit - int(self._produced[plan.column].max())
         return plan.headroom >= 1
 
-    def _move(self, column: Any) -> None:
-        """One CHUNK for each of these rows, which are all STREAMING, and one more token produced."""
+    def _move(self, column: Any, rids: list[str]) -> None:
+        """One CHUNK for each of these rows, which are all STREAMING and stay so, and one more token produced."""
         after, illegal = REQUEST.apply_batch(self._state_column[column], RequestEvent.CHUNK)
         if illegal.any():  # cannot be: only STREAMING rows have a lane. A stage that finds it can be must stop.
             raise InternalError("a row that is not streaming was taken for one that is")
         self._state_column[column] = after
         self._produced[column] += 1
         if self._record is not None:
-            self._record_chunks(column, after)
+            self._record_chunks(rids)
 
     def _deliver(self, group: _Group, ids: Any, out: ShardOut) -> Sequence[int]:
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
@@ -642,11 +642,10 @@ class Shard:
         if self._record is not None:
             self._record.record("request", self._lives[row].rid, before, event, after, self._stage)
 
-    def _record_chunks(self, column: Any, after: Any) -> None:
+    def _record_chunks(self, rids: list[str]) -> None:
         assert self._record is not None
-        rids = [self._lives[row].rid for row in column.tolist()]
-        before = [RequestState.STREAMING] * len(rids)
-        self._record.record_many("request", rids, before, RequestEvent.CHUNK, after.tolist(), self._stage)
+        streaming = [RequestState.STREAMING] * len(rids)
+        self._record.record_many("request", rids, streaming, RequestEvent.CHUNK, streaming, self._stage)
 
     def _fault(self, row: int, told: str, out: ShardOut) -> None:
         """A fault of the scheduler, or of ours: told in full to the client and the log, because it names nobody's data."""
