@@ -217,4 +217,4 @@ class Inbox:
 
     def __len__(self) -> int:
         with self._lock:
-            return self._count
+            return max(0, self._count)  # below zero while a request that was withdrawn first is on its way to `put`

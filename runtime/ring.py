@@ -156,7 +156,7 @@ class _Core(Generic[T]):
         self.lock.acquire()
         try:
             count = len(items)
-            if self._plain_pushes >= count and (not nbytes or self._nbytes + nbytes < self._max_bytes):
+            if 0 < count <= self._plain_pushes and (not nbytes or self._nbytes + nbytes < self._max_bytes):
                 self._plain_pushes -= count
                 self._in.extend(items)
                 self._nbytes += nbytes

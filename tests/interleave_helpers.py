@@ -12,7 +12,15 @@ from headrace.fsm import RING, RingEvent, RingState, SinkState
 from headrace.runtime import PushResult
 from headrace.runtime.channel import Bell, Channel
 from headrace.runtime.interleave import Op, Raised, Scenario, World, after, op
-from headrace.runtime.ring import _Core, egress_ring, ingress_ring
+from headrace.runtime.ring import (
+    EgressConsumer,
+    EgressProducer,
+    IngressConsumer,
+    IngressProducer,
+    _Core,
+    egress_ring,
+    ingress_ring,
+)
 from headrace.runtime.sink import Columns, EgressItem, Hub, Sink
 
 CORE_CONSTANTS = ("_bounded", "_capacity", "_max_bytes", "consumer_bell", "producer_bell", "record", "name")
@@ -33,14 +41,15 @@ class RingModel:
         return (), RING.initial
 
     def size(self, item: Any) -> int:
-        return len(item) or 1
+        return len(item)
 
     def fits(self, items: tuple[Any, ...], more: Sequence[Any]) -> bool:
         if len(items) + len(more) > self.capacity:
             return False
         if self.max_bytes is None or not items:
             return True
-        return sum(map(self.size, (*items, *more))) <= self.max_bytes
+        # what is empty does not go into a ring whose bytes are used up, for such a ring is FULL
+        return sum(map(self.size, items)) + max(1, sum(map(self.size, more))) <= self.max_bytes
 
     def full(self, items: tuple[Any, ...]) -> bool:
         return len(items) >= self.capacity or (
@@ -100,10 +109,13 @@ class RingModel:
 class Egress:
     """Both ends of an egress ring under the names of `RingModel`."""
 
-    def __init__(self, capacity: int, max_bytes: int | None, primitives: Any) -> None:
-        self.producer, self.consumer = egress_ring(
-            capacity, max_bytes=1 << 30 if max_bytes is None else max_bytes, primitives=primitives
-        )
+    def __init__(self, capacity: int, max_bytes: int | None, primitives: Any, core: Any = None) -> None:
+        most = 1 << 30 if max_bytes is None else max_bytes
+        if core is None:
+            self.producer, self.consumer = egress_ring(capacity, max_bytes=most, primitives=primitives)
+        else:
+            made = core(capacity, most, len, primitives)
+            self.producer, self.consumer = EgressProducer(made), EgressConsumer(made)
 
     @property
     def core(self) -> _Core[Any]:
@@ -131,8 +143,12 @@ class Egress:
 class Ingress:
     """The same for the ingress ring; an item is the header of a message, which carries one id per byte of it."""
 
-    def __init__(self, capacity: int, primitives: Any) -> None:
-        self.producer, self.consumer = ingress_ring(capacity, primitives=primitives)
+    def __init__(self, capacity: int, primitives: Any, core: Any = None) -> None:
+        if core is None:
+            self.producer, self.consumer = ingress_ring(capacity, primitives=primitives)
+        else:
+            made = core(capacity, None, lambda one: one.nbytes, primitives)
+            self.producer, self.consumer = IngressProducer(made), IngressConsumer(made)
 
     @property
     def core(self) -> _Core[Any]:
@@ -168,18 +184,18 @@ def guard_core(world: World, core: Any) -> None:
     world.guard(core, core.lock, constants=CORE_CONSTANTS)
 
 
-def egress(capacity: int = 1, max_bytes: int | None = None) -> Any:
+def egress(capacity: int = 1, max_bytes: int | None = None, core: Any = None) -> Any:
     def build(world: World) -> Egress:
-        ring = Egress(capacity, max_bytes, world.primitives)
+        ring = Egress(capacity, max_bytes, world.primitives, core)
         guard_core(world, ring.core)
         return ring
 
     return build
 
 
-def ingress(capacity: int = 1) -> Any:
+def ingress(capacity: int = 1, core: Any = None) -> Any:
     def build(world: World) -> Ingress:
-        ring = Ingress(capacity, world.primitives)
+        ring = Ingress(capacity, world.primitives, core)
         guard_core(world, ring.core)
         return ring
 
@@ -212,14 +228,14 @@ def calls(*texts: str) -> list[Op]:
     return made
 
 
-def ring_scenarios() -> dict[str, Scenario]:
-    """Scenarios that every schedule of the rings is run through, and every faulty ring meets. Ends are judged by `RingModel`."""
+def ring_scenarios(core: Any = None) -> dict[str, Scenario]:
+    """Scenarios that every schedule of the rings is run through; of rings with a faulty `core` too. `RingModel` judges."""
 
     def egress_of(name: str, capacity: int, max_bytes: int | None = None, **threads: list[str]) -> Scenario:
-        return _scenario(name, egress(capacity, max_bytes), RingModel(capacity, max_bytes or 1 << 30), threads)
+        return _scenario(name, egress(capacity, max_bytes, core), RingModel(capacity, max_bytes or 1 << 30), threads)
 
     def ingress_of(name: str, capacity: int, **threads: list[str]) -> Scenario:
-        return _scenario(name, ingress(capacity), RingModel(capacity), threads)
+        return _scenario(name, ingress(capacity, core), RingModel(capacity), threads)
 
     made = [
         egress_of(
@@ -265,10 +281,10 @@ def ring_scenarios() -> dict[str, Scenario]:
             1,
             p=["push a", "push b"],
             q=["push c"],
-            c=["wait", "drain 1", "wait", "drain 1"],
+            c=["wait", "drain 1", "wait"],
             d=["wait", "drain 1"],
         ),
-        egress_of("timeouts", 1, p=["push a 1", "push b 1"], q=["push c 2"], c=["wait 1", "drain 2", "wait 1"]),
+        egress_of("timeouts", 1, p=["push a 1", "push b 1"], c=["wait 1", "drain 2", "wait 1"]),
         egress_of(
             "bytes",
             3,

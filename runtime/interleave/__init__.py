@@ -4,7 +4,7 @@ It knows nothing of the rest of headrace and needs nothing but the standard libr
 Lock, RLock, Condition and Event from an argument instead of from `threading`.
 """
 
-from .linear import Called, History, Model, Raised, explain, linearize
+from .linear import Called, History, Model, Raised, Tracker, explain, linearize
 from .primitives import Primitives, ScenarioError, WouldBlock
 from .search import (
     IncompleteSearch,
@@ -36,6 +36,7 @@ __all__ = [
     "ScenarioError",
     "ScheduleFailure",
     "Session",
+    "Tracker",
     "World",
     "WouldBlock",
     "after",

@@ -12,7 +12,7 @@ go on: a lost wake-up.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .guard import canon
@@ -126,12 +126,25 @@ class Tracker:
         self._configs = kept
         return bool(kept)
 
-    def sleepers_must_wait(self) -> bool:
-        """Whether some order of the returned calls leaves every open call waiting."""
+    def sleepers_must_wait(
+        self, without_timeout: Callable[[str, tuple[Any, ...]], tuple[Any, ...]] | None = None
+    ) -> bool:
+        """Whether some order of the returned calls leaves every open call waiting.
+
+        `without_timeout(name, args)` gives the arguments of a call that sleeps with a timeout as if it had none: while its time has
+        not run out it must be waiting for what the call waits for.
+        """
+        calls = list(self._open.values())
+        if without_timeout is not None:
+            calls = [(name, without_timeout(name, args)) for name, args in calls]
         return any(
-            not done and not any(True for call in self._open.values() for _ in self._model.step(state, *call))
+            not done and not any(True for call in calls for _ in self._model.step(state, *call))
             for done, state in self._configs
         )
+
+    def states(self) -> set[Hashable]:
+        """What the model may look like now, by the orders in which no open call has happened yet."""
+        return {state for done, state in self._configs if not done}
 
     def key(self) -> Hashable:
         """All of the past that verdicts on the future depend on."""
