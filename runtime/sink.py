@@ -105,10 +105,11 @@ Waiting = tuple[str, Any]
 class Columns:
     """Deltas of one id each for many sinks: the rows of the shard, their sinks, the sinks' waiting lists, and what goes there now.
 
-    `sure` counts the puts that surely find room, because the lists were measured and only readers shorten them meanwhile.
+    `sure` counts the puts that surely find room: the lists were measured, and since `puts` (the hub's count of puts then) nobody
+    else has put anything anywhere, so that only readers have changed them.
     """
 
-    __slots__ = ("closes", "lists", "pairs", "rids", "rows", "sinks", "states", "sure")
+    __slots__ = ("closes", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "sure")
 
     def __init__(
         self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Waiting] = ()
@@ -118,6 +119,7 @@ class Columns:
         self.lists = lists
         self.pairs = pairs
         self.sure = 0
+        self.puts = -1
         # for the trace: the sinks' rids, and their states while the hub has counted `closes` closes
         self.rids: list[str] = []
         self.states: list[SinkState] = []
@@ -146,6 +148,7 @@ class Hub:
         self.record = record
         self.name = name
         self.closes = 0  # how many sinks were closed by their readers
+        self.puts = 0  # how many steps have put something
 
     def put_columns(self, columns: Columns, capacity: int) -> list[int]:
         """One step's plain deltas. Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there.
@@ -155,7 +158,7 @@ class Hub:
         lists = columns.lists
         refused: list[int] = []
         with self.lock:
-            if columns.sure < 1:
+            if columns.sure < 1 or columns.puts != self.puts:
                 columns.sure = capacity - max(map(len, lists), default=0)
             if columns.sure >= 1:
                 columns.sure -= 1
@@ -166,6 +169,8 @@ class Hub:
                         lists[at].append(pair)
                     else:
                         refused.append(at)
+            self.puts += 1
+            columns.puts = self.puts
             if self.record is not None:
                 self._record_puts(columns if not refused else columns.only(_others(len(lists), refused)))
             loops = self._wake() if self.parked else ()
@@ -188,6 +193,7 @@ class Hub:
         # slot, and a stream that lost output would end like a success; only an error may follow.
         lost: set[Sink] = set()
         with self.lock:
+            self.puts += 1
             for index, (sink, item) in enumerate(items):
                 if sink in lost and not isinstance(item, EgressItem.Error):
                     why: SinkError | None = SinkError.FULL
