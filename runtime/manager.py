@@ -50,7 +50,7 @@ from .sink import EgressItem, Sink
 from .stages.life import Group, Kind, Life
 from .text.engine import TextEngine
 from .text.tokenize import TokenizersBackend, load_tokenizer, max_token_bytes
-from .threads import DriverThread, dead_stage, sequence
+from .threads import DriverThread, dead_stage
 from .waits import seconds
 
 _LOG = logging.getLogger("headrace.manager")
@@ -216,7 +216,7 @@ class TokenizerManager:
             ("headrace-ingress", pipeline.ingress_bell, pipeline.move_ingress),
         ]
         if self.config.fused:
-            plan.append(("headrace-egress", pipeline.egress_bell, sequence(*shards, pipeline.move_dispatch)))
+            plan.append(("headrace-egress", pipeline.egress_bell, pipeline.move_egress))
         else:
             plan.append(("headrace-egress", pipeline.egress_bell, pipeline.move_dispatch))
             plan.extend((f"headrace-detok-{i}", pipeline.shard_bells[i], move) for i, move in enumerate(shards))

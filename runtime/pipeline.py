@@ -208,18 +208,44 @@ class Pipeline:
         frames = self.ring_out.drain(1)
         if not frames:
             return self._notice_scheduler_gone()
-        before = self.dispatcher.activity
-        for shard, message in self.dispatcher.step(frames[0]):
+        for shard, message in self._dispatch(frames[0]):
             self.frames[shard].put(message)
+        return True
+
+    def move_egress(self) -> bool:
+        """Dispatcher and all shards on one thread: one frame straight through, behind everything that waits in the lanes."""
+        moved = False
+        for index in range(len(self.shards)):
+            while self.move_shard(index):
+                moved = True
+        frames = self.ring_out.drain(1)
+        if not frames:
+            return self._notice_scheduler_gone() or moved
+        messages = self._dispatch(frames[0])
+        for index, message in messages:
+            # What this frame answers was registered before the scheduler could see it, so it is in the lane by now: asked after the
+            # frame was taken, the lane cannot be found empty too early.
+            while registrations := self.registrations[index].take(_BATCH):
+                for registration in registrations:
+                    self._serve(index, registration)
+            self._serve(index, message)
+        return True
+
+    def _dispatch(self, frame: bytes) -> list[tuple[int, Message]]:
+        before = self.dispatcher.activity
+        messages = self.dispatcher.step(frame)
         if self.dispatcher.fault:
             self._report("egress", (self.dispatcher.fault,))
         if self.dispatcher.activity != before and self.on_activity is not None:
             self.on_activity()
-        return True
+        return messages
 
     def _notice_scheduler_gone(self) -> bool:
-        """The ring is empty; if its producer has gone, nothing will come any more: everything live ends now, once."""
-        if self._scheduler_gone or not self.ring_out.facts().producer_gone:
+        """If the ring's producer has gone and left nothing in it, nothing will come any more: everything live ends now, once."""
+        if self._scheduler_gone:
+            return False
+        facts = self.ring_out.facts()  # both under one lock: a last frame may have come since the ring was found empty
+        if not facts.producer_gone or facts.fill:
             return False
         self._scheduler_gone = True
         self.ring_in_consumer.close()
@@ -233,17 +259,26 @@ class Pipeline:
         return True
 
     def move_shard(self, index: int) -> bool:
-        """One registration, or else one frame."""
-        taken = self.registrations[index].take() or self.frames[index].take()
+        """One registration, or else one frame.
+
+        Whether a frame is there is asked before the registration lane is: what a frame answers was registered before the scheduler
+        could see it. The other way round, both could arrive between the two looks, and the frame would find nobody.
+        """
+        has_frame = len(self.frames[index]) > 0
+        taken = self.registrations[index].take() or (self.frames[index].take() if has_frame else [])
         if not taken:
             return False
+        self._serve(index, taken[0])
+        return True
+
+    def _serve(self, index: int, message: Message) -> None:
+        """One message through one shard, and what comes of it to its ports."""
         shard = self.shards[index]
-        out = shard.step(taken[0])
+        out = shard.step(message)
         refused_rows, refused = self._offer(index, out)
         after = shard.settle(out, refused_rows, refused)
         self._offer(index, after)  # errors only, into reserved slots
         self._commit_shard(index, out, after)
-        return True
 
     def _offer(self, index: int, out: ShardOut) -> tuple[list[int], dict[int, SinkError]]:
         hub = self.hubs[index]

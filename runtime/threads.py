@@ -144,19 +144,6 @@ class DriverThread:
                 _LOG.warning("threads stay unpinned: core %s cannot be used (%s)", self._core, type(fault).__name__)
 
 
-def sequence(*moves: Callable[[], bool]) -> Callable[[], bool]:
-    """Several stages' moves on one thread: each gets its turn, and one that moved is enough."""
-
-    def pump() -> bool:
-        moved = False
-        for move in moves:
-            if move():
-                moved = True
-        return moved
-
-    return pump
-
-
 def dead_stage(name: str) -> InternalError:
     """What clients are told when a stage has died."""
     return InternalError(f"a part of the server ({name}) has failed")
