@@ -414,10 +414,34 @@ def read_corpus(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*")) if path.is_file()] if folder.is_dir() else []
 
 
-def __getattr__(name: str) -> Any:
-    # `from headrace.codec.fuzz import export_kit` without a circle: the exporter needs the corpus functions above.
-    if name == "export_kit":
+def command(
+    target: str | None = None,
+    *,
+    replay_file: Path | None = None,
+    export: Path | None = None,
+    seconds: float | None = None,
+    cases: int | None = None,
+    seed: int = 0,
+    engine: str | None = None,
+    crashes: Path | None = None,
+    out: Callable[[str], object] = print,
+    **options: Any,
+) -> int:
+    """`headrace fuzz`: run, replay or export; lines go to `out`. 0: no finding; 1: findings. ValidationError: a mistake (2)."""
+    if export is not None:
         from .fuzz_export import export_kit
 
-        return export_kit
-    raise AttributeError(name)
+        schema = load_schema(options.get("wire", "v1"))
+        seeds = Target("frame", _nothing, frame_inputs(schema), lambda: frame_seeds(schema), "")
+        out(f"{export_kit(export, schema, seeds)} files in {export}")
+        return 0
+    if replay_file is not None:
+        got = replay(replay_file, target, **options)
+        out(got if isinstance(got, str) else f"{got.kind}: {got.message}")
+        return int(isinstance(got, Finding))
+    report = run_fuzz(
+        target, seconds=seconds, cases=cases, seed=seed, engine=engine, crashes=crashes, out=out, **options
+    )
+    for line in report.lines():
+        out(line)
+    return int(bool(report.findings) or not report.executions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import wire_helpers as wire
-from headrace.codec import ValidationError, decode_frame, fuzz, load_schema
+from headrace.codec import ValidationError, decode_frame, fuzz, load_schema, strategies
 from headrace.codec.fuzz import CommandSubject, Finding, Subject, engines, minimise, replay, run_fuzz
 from headrace.codec.fuzz_export import corpus_files, dictionary, export_kit
 from headrace.codec.fuzz_targets import target_named
@@ -221,3 +222,28 @@ def test_the_kit_for_other_fuzzers_says_what_each_lie_must_give(tmp_path: Path) 
         decode_frame(path.read_bytes(), V1)
     with pytest.raises(ValidationError):
         export_kit(tmp_path / "README.md" / "x", V1, target_named("frame-v1"))
+
+
+def test_the_command_runs_replays_and_exports(tmp_path: Path) -> None:
+    lines: list[str] = []
+    options: dict[str, Any] = {"custom": "wire_planted:off_by_one", "rejects": "wire_planted:Refused", "oracle": True}
+    status = fuzz.command(cases=CI_CASES, engine="hypothesis", crashes=tmp_path, out=lines.append, **options)
+    assert status == 1
+    assert any("engine hypothesis" in line for line in lines)
+    crash = next(tmp_path.glob("verdict-*.bin"))
+    assert fuzz.command(replay_file=crash, out=lines.append, **options) == 1
+    assert lines[-1].startswith("verdict: it says accept, headrace says reject (data_length)")
+    assert fuzz.command("frame-v1", replay_file=crash, out=lines.append) == 0
+    assert lines[-1] == "reject"
+    assert fuzz.command(export=tmp_path / "kit", wire="v2", out=lines.append) == 0
+    assert (tmp_path / "kit" / "lies.json").is_file()
+
+
+def test_the_example_on_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "fuzzing.md").read_text("utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    space: dict[str, Any] = {}
+    exec(compile(code, "docs/fuzzing.md", "exec"), space)
+    space["test_every_lie_is_rejected"]()
+    for name in re.findall(r"`(\w+)\(", page):
+        assert hasattr(strategies, name), name

@@ -171,6 +171,20 @@ def test_a_decoder_without_a_rule_is_caught_by_the_one_lie_frames(rule: str, sch
     assert _hits(strategies.one_lie_frames(schema, (rule,)), passes, 25)
 
 
+@schemas
+def test_the_shipped_decoder_with_any_one_rule_switched_off_is_caught(schema: Any) -> None:
+    """For each rule, the shipped decoder except that what breaks the rule passes: some one-lie frame must tell it."""
+    rejected: set[str] = set()
+
+    def note(case: tuple[bytes, str]) -> bool:
+        verdict = wire.ours(case[0], schema)
+        rejected.add(verdict[1])
+        return bool(verdict[0] != "reject")
+
+    assert not _hits(strategies.one_lie_frames(schema), note, 300)
+    assert rejected == set(LIES), "a decoder without one of the missing rules would pass every case"
+
+
 # Faults seen in real decoders, each as a wrapper or a patch of the shipped one.
 
 
