@@ -6,10 +6,13 @@ per fault, abort source and shutdown; `DEEP` ones are larger and run in the deep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import IO, Final
 
+import numpy as np
+
+from ..fsm import MACHINES
 from .explorer import Result, explore
 from .explorer_world import SHARED, Setup, SmallWorld
 from .pipeline import Pipeline
@@ -58,3 +61,51 @@ _add(DEEP, 0, "three requests, abort", "stream", "text", "whole", abort=(0, "API
 def explored(setup: Setup, pipeline: Callable[..., Pipeline] = Pipeline, *, audit: bool = False) -> Result:
     """The search of one configuration, with the shipped pipeline or another."""
     return explore(setup.name, partial(SmallWorld, setup, pipeline), shared=SHARED, audit=audit)
+
+
+def tables() -> list[str]:
+    """One line for each machine. That they can be imported says it all: a table with a gap, a state that nothing reaches or cannot
+    end, or a way out of a terminal state is refused when it is declared."""
+    lines = []
+    for name, machine in MACHINES.items():
+        moves, absorbs, illegal = np.bincount(machine.outcomes.ravel(), minlength=3).tolist()
+        pairs = len(machine.states) * len(machine.events)
+        lines.append(
+            f"table {name}/{machine.revision}: complete=true pairs={pairs} moves={moves} absorbs={absorbs} illegal={illegal}"
+        )
+    return lines
+
+
+def run_command(out: IO[str], *, deep: bool = False, only: str = "", formal: bool = False) -> int:
+    """`headrace check`: 0 if every table is total and every search was complete and found nothing; else 1."""
+    good = True
+    _print(tables(), out)
+    chosen = {**STATES, **(DEEP if deep else {})}
+    for setup, states in chosen.items():
+        if only in setup.name:
+            result = explored(setup)
+            _print(result.lines(), out)
+            good &= result.complete
+            if result.complete and states != result.states:
+                _print([f"  {states} states were known; a count changes only with a reason"], out)
+                good = False
+    if formal:
+        good &= _formal(out)
+    _print([f"all hold: {'true' if good else 'false'}"], out)
+    return 0 if good else 1
+
+
+def _formal(out: IO[str]) -> bool:
+    """The formal models, run by their own module; where their checker is not installed that is said, and is no failure."""
+    from ..fsm import formal  # a module that most runs do not need
+
+    why = formal.missing()
+    if why is not None:
+        _print([f"formal models: not run: {why}"], out)
+        return True
+    return bool(formal.main([]) == 0)
+
+
+def _print(lines: Iterable[str], out: IO[str]) -> None:
+    out.write("".join(f"{line}\n" for line in lines))
+    out.flush()

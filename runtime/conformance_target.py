@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
+from .._version import __version__
 from ..codec import encode_control, load_schema
 from ..codec.errors import HeadraceError
 from ..codec.vectors import meaning

@@ -177,7 +177,7 @@ class SmallWorld:
             tuple(_lane(lane) for lane in (pipeline.aborts, pipeline.tokenised, *pipeline.jobs)),
             tuple(_lane(lane) for lane in (*pipeline.registrations, *pipeline.frames)),
             tuple(tuple(life.key() for life in group.members) for group in pipeline.inbox._groups),
-            (pipeline.inbox._count, pipeline.inbox._closed),
+            (len(pipeline.inbox), pipeline.inbox._closed),
             _ring(pipeline.ring_in._core),
             _ring(pipeline.ring_out._core),
             (tuple(live._lives), frozenset(live._asked), frozenset(live._owed), live._nbytes, repr(live._refusal)),
@@ -209,13 +209,13 @@ class SmallWorld:
     # -- enabled moves ---------------------------------------------------------------------------------------------------------------
 
     def _find_moves(self) -> list[str]:
-        setup, pipeline, oracle = self.setup, self.pipeline, self.oracle
+        setup, oracle = self.setup, self.oracle
         moves = []
         if self.submitted < (1 if setup.batch else len(setup.requests)):
             moves.append("submit")
-        if setup.abort and not self.aborted and len(oracle.clients) > setup.abort[0]:
-            if not oracle.clients[setup.abort[0]].over:
-                moves.append("abort")
+        target = oracle.clients[setup.abort[0] :][:1] if setup.abort and not self.aborted else []
+        if any(not client.over for client in target):
+            moves.append("abort")
         inner = self._inner()
         moves += inner
         moves += self._scheduler_moves()
@@ -326,7 +326,7 @@ class SmallWorld:
                 nbytes=request.nbytes,
                 **place,
             )
-        return Client(len(self.oracle.clients) + 0, life, boom=kind == "raising", expected=expected)
+        return Client(number, life, boom=kind == "raising", expected=expected)
 
     def _do_abort(self) -> None:
         assert self.setup.abort is not None
@@ -507,7 +507,7 @@ class SmallWorld:
             raise Broken(11, f"aborts are owed, and nobody sends them: {pipeline.live._owed}")
         left = [pipeline.live._lives, pipeline.live._shown, pipeline.ingress.entries, pipeline.ingress.owed]
         left += [shard._rows for shard in pipeline.shards]
-        if any(left) or pipeline.live._nbytes or pipeline.inbox._count:
+        if any(left) or pipeline.live._nbytes or len(pipeline.inbox):
             raise Broken(4, f"nothing is live, and something is left: {left!r:.200}")
         if not self._moves:
             if not self.stopped and not self.dead:

@@ -229,11 +229,11 @@ class World:
         options, rules = self.options, self._rules
         rid, boom = self._rid(rng), rng.randrange(100) < options.raising
         too_long = rng.randrange(100) < options.too_long
-        asked = options.context_len if too_long else rng.choice((0, 1, 4))
+        asked = options.context_len if too_long and rng.random() < 0.5 else rng.choice((0, 1, 4))
         words = rng.randint(1, 5)
         prompt: dict[str, Any]
         if rng.randrange(100) < options.text or boom:
-            text = "mill " * (words * (options.context_len if too_long and words > 2 else 1))
+            text = "mill " * (words * (options.context_len if too_long else 1))
             prompt = {"text": text + BOOM if boom else text}
             count = len(common().backend.encode_batch([text], True)[0])
         else:

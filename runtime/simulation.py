@@ -140,6 +140,7 @@ class Simulation(World):
             if self._closing is not None and not self.stopped and self._waited_quietly():
                 moved |= self.do(("shutdown", 0))
             if not moved and not any(driver.enabled() for driver in self.drivers):
+                self._expect_sleepers()
                 return
         raise Broken(9, "the end is not reached: something goes round for ever")
 
@@ -200,12 +201,15 @@ class Simulation(World):
                 ):
                     raise Broken(9, f"{rid!r} is live and nobody has it")
 
-    def _expect_quiet(self) -> None:
-        """Nobody can move, the scheduler and all clients did what they could: nothing may be left anywhere."""
-        oracle, pipeline = self.oracle, self.pipeline
+    def _expect_sleepers(self) -> None:
+        """Every driver sleeps, so none may have an enabled move: nobody would ever make it."""
         for driver in self.drivers:
             if not driver.ended and any(move() for move in driver.moves):
                 raise Broken(9, f"{driver.name} sleeps, and has an enabled move: a wake-up was lost")
+
+    def _expect_quiet(self) -> None:
+        """Nobody can move, the scheduler and all clients did what they could: nothing may be left anywhere."""
+        oracle, pipeline = self.oracle, self.pipeline
         if oracle.died:
             return
         if oracle.open:
@@ -226,7 +230,7 @@ class Simulation(World):
             "ingress": pipeline.ingress.entries,
             "owed": pipeline.ingress.owed,
             "inbox": pipeline.inbox._groups,
-            "places in the inbox": pipeline.inbox._count,
+            "places in the inbox": len(pipeline.inbox),
             **{f"shard {at}": shard._rows for at, shard in enumerate(pipeline.shards)},
             **{f"lane {at}": channel._items for at, channel in enumerate(pipeline.registrations)},
             **{f"jobs {at}": channel._items for at, channel in enumerate(pipeline.jobs)},
