@@ -281,7 +281,7 @@ def ring_scenarios(core: Any = None) -> dict[str, Scenario]:
             1,
             p=["push a", "push b"],
             q=["push c"],
-            c=["wait", "drain 1", "wait"],
+            c=["wait", "drain 1"],
             d=["wait", "drain 1"],
         ),
         egress_of("timeouts", 1, p=["push a 1", "push b 1"], c=["wait 1", "drain 2", "wait 1"]),
@@ -322,17 +322,13 @@ def _scenario(name: str, build: Any, model: RingModel, threads: dict[str, list[s
 class Lanes:
     """A bell with two channels, as a stage has them: a bounded one with a bell for room, and an unbounded one."""
 
-    def __init__(self, world: World, capacity: int) -> None:
+    def __init__(self, world: World, capacity: int, bell: type[Bell], channel: type[Channel[Any]]) -> None:
         self.world = world
         primitives = world.primitives
-        self.bell = guard_bell(world, Bell(primitives))
-        self.room = guard_bell(world, Bell(primitives))
-        self.data: Channel[Any] = guard_channel(world, Channel(capacity, self.bell, primitives, room_bell=self.room))
-        self.aborts: Channel[Any] = guard_channel(world, Channel(None, self.bell, primitives))
-
-
-def lanes(capacity: int) -> Any:
-    return lambda world: Lanes(world, capacity)
+        self.bell = guard_bell(world, bell(primitives))
+        self.room = guard_bell(world, bell(primitives))
+        self.data: Channel[Any] = guard_channel(world, channel(capacity, self.bell, primitives, room_bell=self.room))
+        self.aborts: Channel[Any] = guard_channel(world, channel(None, self.bell, primitives))
 
 
 def drive(subject: Lanes, enough: int) -> tuple[Any, ...]:
@@ -393,28 +389,28 @@ def _all_came_in_order(subject: Lanes, results: dict[str, tuple[Any, ...]]) -> N
     assert accepted <= len(got) + len(subject.data._items) + len(subject.aborts._items) <= 2 * accepted
 
 
-def _channel(name: str, capacity: int, **threads: list[Op]) -> Scenario:
-    return Scenario(name, lanes(capacity), threads, final=_all_came_in_order)
+def channel_scenarios(bell: type[Bell] = Bell, channel: type[Channel[Any]] = Channel) -> dict[str, Scenario]:
+    """The same for bells and channels; there is no model, so nobody may sleep at the end and `_all_came_in_order` judges."""
 
+    def made(name: str, capacity: int, **threads: list[Op]) -> Scenario:
+        return Scenario(name, lambda world: Lanes(world, capacity, bell, channel), threads, final=_all_came_in_order)
 
-CHANNEL_SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
-        _channel(
+    scenarios = [
+        made(
             "a driver waits on two sources",
             2,
             driver=[op(drive, 3)],
             p=[op(put, "data", "dp1"), op(put, "data", "dp2")],
             q=[op(put, "aborts", "aq1")],
         ),
-        _channel(
+        made(
             "sources close at any time",
             1,
             driver=[op(drive, 9)],
-            p=[op(put, "data", "dp1"), op(put, "aborts", "ap1")],
+            p=[op(put, "aborts", "ap1")],
             x=[op(close, "data", "aborts")],
         ),
-        _channel(
+        made(
             "sources close only after all puts",
             2,
             driver=[op(drive, 9)],
@@ -422,21 +418,21 @@ CHANNEL_SCENARIOS = {
             q=[op(put, "aborts", "aq1")],
             x=[after("p", "q"), op(close, "aborts", "data")],
         ),
-        _channel(
+        made(
             "a gated producer hears of room",
             1,
             driver=[op(drive, 3)],
             p=[op(gated_put, "dp1"), op(gated_put, "dp2"), op(gated_put, "dp3")],
         ),
-        _channel(
+        made(
             "a driver's wait runs out of time",
             1,
             driver=[op(drive_with_timeout, 2)],
             p=[op(put, "data", "dp1")],
             q=[op(put, "data", "dq1")],
         ),
-    )
-}
+    ]
+    return {scenario.name: scenario for scenario in scenarios}
 
 
 # -- sinks --------------------------------------------------------------------------------------------------------------------
