@@ -28,7 +28,9 @@ from headrace.runtime import EchoScheduler, RuntimeConfig, TokenizerManager
 from tokenizers import Tokenizer
 
 LOOPS = 2  # event loops, each on its own thread with its share of the clients
+ENDLESS = 500_000  # tokens
 GROWTH = 1.10  # of the resident set, from the middle of the run to its end
+PATIENCE_S = 10.0  # for what is on its way when the clients have ended
 SLACK_MIB = 16.0  # what an allocator may keep
 
 
@@ -70,8 +72,10 @@ class Soak:
 
     async def request(self, prompt: list[int], rid: str, choose: random.Random) -> None:
         leave = choose.choice(("", "", "", "", "break", "cancel", "close", "abort", "drop"))
-        stop_at = choose.randint(0, len(prompt))
-        handle = self.tm.generate(prompt, {"max_new_tokens": len(prompt), "ignore_eos": True}, rid=rid)
+        stop_at = choose.randint(1, len(prompt))
+        # some that will be left would go on for ever (the echo starts over): only an abort ends them
+        total = ENDLESS if leave and choose.random() < 0.3 else len(prompt)
+        handle = self.tm.generate(prompt, {"max_new_tokens": total, "ignore_eos": True}, rid=rid)
         got: list[int] = []
         texts: list[str] = []
         if leave == "cancel":
@@ -92,7 +96,7 @@ class Soak:
                 leave = ""
         except ClientClosedError:
             pass
-        if got != prompt[: len(got)]:
+        if got != (prompt * (len(got) // len(prompt) + 1))[: len(got)]:
             self.wrong.append(f"{rid}: other ids than its own")
         elif leave:
             self.count(f"left by {leave}")
@@ -130,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     ids = tokenizer.encode(specs.path("data", "text.txt").read_text(encoding="utf-8"), add_special_tokens=False).ids
     config = RuntimeConfig(
         tokenizer=tokenizer,
-        context_len=1024,
+        context_len=2 * ENDLESS,
         ingress_ring_capacity=args.ring,
         egress_ring_capacity=args.ring,
         fused=not args.threads_topology,
@@ -165,16 +169,18 @@ def run(args: argparse.Namespace) -> int:
             print(f"{passed:5.0f} s  {resident_mib():6.0f} MiB  live {tm.stats().live}", file=sys.stderr)
         if passed > args.seconds + 60:
             print(f"FAILED: clients still wait a minute after the end; {tm.stats()}")
+            tm.shutdown(0)
+            scheduler.stop()
             return 1
     for one in loops:
         one.join()
     gc.collect()
     problems = soak.wrong[:5]
     live = tm._pipeline.live
-    if not live.wait_empty(10):
+    if not live.wait_empty(PATIENCE_S):
         problems.append(f"requests are still live: {tm.stats().live}")
-    live.wait_settled(10)
-    deadline = time.monotonic() + 10
+    live.wait_settled(PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
     while (scheduler.running or scheduler._waiting) and time.monotonic() < deadline:
         time.sleep(0.01)  # the aborts are in the ring; the scheduler takes them at its next step
     if scheduler.running or scheduler._waiting:
