@@ -69,7 +69,7 @@ def tables() -> list[str]:
     lines = []
     for name, machine in MACHINES.items():
         moves, absorbs, illegal = np.bincount(machine.outcomes.ravel(), minlength=3).tolist()
-        pairs = len(machine.states) * len(machine.events)
+        pairs = machine.outcomes.size
         lines.append(
             f"table {name}/{machine.revision}: complete=true pairs={pairs} moves={moves} absorbs={absorbs} illegal={illegal}"
         )

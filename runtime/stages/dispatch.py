@@ -17,7 +17,7 @@ from ...codec import BatchFrame, ControlResult, FrameError, RequestFailure, Wire
 from ...codec.errors import InternalError
 from ...codec.rid import shard_of
 from ...codec.stream import FrameDecoder
-from .life import Fail, Message
+from .life import Fail, Message, extras_key
 
 
 class Batch(Message):
@@ -37,7 +37,10 @@ class Batch(Message):
             frame.token_ids.tobytes(),
             frame.offsets.tobytes(),
             repr(frame.finish_reasons),
-            self.rows and tuple(self.rows),
+            frame.prompt_tokens.tobytes(),
+            repr(frame.scalars),
+            extras_key([frame.extras(row) for row in range(len(frame.rids))]) if frame.has_extras else (),
+            None if self.rows is None else tuple(self.rows),
         )
 
 

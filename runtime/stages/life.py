@@ -28,7 +28,7 @@ from ...fsm import (
     RequestEvent,
     RequestState,
 )
-from ..sink import EgressItem, Sink
+from ..sink import EgressItem, Extras, Sink
 
 
 class Recorder(Protocol):
@@ -183,6 +183,11 @@ def _key(value: Any) -> Any:
     if isinstance(value, EgressItem.Error):
         return _key(value.error)
     return value
+
+
+def extras_key(parts: Sequence[Extras]) -> tuple[Any, ...]:
+    """Optional columns of several chunks, hashable."""
+    return tuple(tuple((name, np.asarray(values).tobytes()) for name, values in sorted(part.items())) for part in parts)
 
 
 class Job(Message):

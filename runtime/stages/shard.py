@@ -41,7 +41,19 @@ from ..sink import Columns, EgressItem, Extras, SinkError, Terminal
 from ..text.engine import TextEngine, TextOptions, bad_id
 from .dispatch import Batch, Failure, Result
 from .ingress import own_error
-from .life import Ended, Fail, Forward, Kind, Life, Recorder, Register, StepTerminal, advance_abort, want_abort
+from .life import (
+    Ended,
+    Fail,
+    Forward,
+    Kind,
+    Life,
+    Recorder,
+    Register,
+    StepTerminal,
+    advance_abort,
+    extras_key,
+    want_abort,
+)
 
 _SMALL = 16  # below this many rows the fixed cost of the array operations is more than a plain loop's
 _NO_IDS = np.empty(0, dtype=np.int64)
@@ -189,7 +201,7 @@ class Shard:
                 self._options[row],
                 None if self._texts[row] is None else self._texts[row].key(),
                 None if self._ids[row] is None else self._ids[row].tobytes(),
-                None if self._extras[row] is None else _extras_key(self._extras[row]),
+                None if self._extras[row] is None else extras_key(self._extras[row]),
             )
             for rid, row in self._rows.items()
         )
@@ -689,10 +701,6 @@ class Shard:
         if life.abort == AbortState.REQUESTED:
             out.owed.append(Ended(life))
         out.ended.append(life.rid)
-
-
-def _extras_key(parts: Sequence[Extras]) -> tuple[Any, ...]:
-    return tuple(tuple((name, values.tobytes()) for name, values in sorted(part.items())) for part in parts)
 
 
 def _owned_ids(ids: Any) -> np.ndarray[Any, Any]:
