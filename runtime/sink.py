@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -262,6 +263,7 @@ class Sink:
         "_state",
         "_terminal",
         "_waiter",
+        "_wide",
     )
 
     def __init__(self, hub: Hub, capacity: int, rid: str = "") -> None:
@@ -276,6 +278,7 @@ class Sink:
         self._terminal: Terminal | None = None
         self._cut_off = False  # ended past its shard (see Hub.fail_open); what the shard still gives is refused
         self._waiter: Any = None
+        self._wide = False  # some waiting chunk holds an array of ids
 
     # -- writer's side, under the hub's lock ---------------------------------------------------------------------------
 
@@ -309,7 +312,12 @@ class Sink:
             self._hub.record.record("sink", self._rid, before, event, self._state, self._hub.name)
 
     def _store(self, frame: EgressItem.Frame) -> None:
-        self._items.append((frame.text, frame.token_ids))
+        ids: Any = frame.token_ids
+        if len(ids) == 1:
+            ids = int(ids[0])
+        else:
+            self._wide = True
+        self._items.append((frame.text, ids))
         self._extras.extend(frame.extras)
         if frame.prompt_tokens:
             self._prompt_tokens = frame.prompt_tokens
@@ -328,8 +336,8 @@ class Sink:
     def take(self) -> Taken:
         """Everything that is there, merged into one delta. Never waits."""
         with self._hub.lock:
-            taken, items = self._take()
-        return _merged(taken, items)
+            taken, items, wide = self._take()
+        return _merged(taken, items, wide)
 
     def wait(self, timeout: float | None = None) -> Taken | None:
         """What is there as soon as there is something; None when `timeout` seconds pass first."""
@@ -344,8 +352,8 @@ class Sink:
                     self._unpark(condition)
                 if not self._ready():
                     return None
-            taken, items = self._take()
-        return _merged(taken, items)
+            taken, items, wide = self._take()
+        return _merged(taken, items, wide)
 
     def park_async(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
         """A future of `loop` that is resolved when there is something, or None when there is something now."""
@@ -375,14 +383,15 @@ class Sink:
             self._waiter = None
             self._hub.parked.pop(self, None)
 
-    def _take(self) -> tuple[Taken, list[Waiting]]:
+    def _take(self) -> tuple[Taken, list[Waiting], bool]:
         """Under the lock: what is there. Merging it is the reader's work and needs no lock."""
         items, extras = self._items[:], self._extras
         # Copied out and cleared, not swapped: the shard knows this list for as long as the request lives.
         self._items.clear()
         if extras:
             self._extras = []
-        return Taken("", _NO_IDS, extras, len(items), self._prompt_tokens, self._meta, self._terminal), items
+        wide, self._wide = self._wide, False
+        return Taken("", _NO_IDS, extras, len(items), self._prompt_tokens, self._meta, self._terminal), items, wide
 
     def close(self) -> bool:
         """The reader leaves: later output is absorbed and what is held is let go. True if that ended an open stream."""
@@ -415,18 +424,17 @@ def _others(count: int, refused: list[int]) -> list[int]:
     return [at for at in range(count) if at not in gone]
 
 
-def _merged(taken: Taken, items: list[Waiting]) -> Taken:
-    """`taken` with the text and ids of `items`, in order."""
+def _merged(taken: Taken, items: list[Waiting], wide: bool) -> Taken:
+    """`taken` with the text and ids of `items`, in order; `wide`: some hold an array of ids."""
     if len(items) == 1:
         taken.text, ids = items[0]
         taken.token_ids = np.array([ids], dtype=np.int64) if type(ids) is int else ids
     elif items:
-        texts, columns = zip(*items, strict=True)
-        taken.text = "".join(texts)
-        if set(map(type, columns)) == {int}:
-            taken.token_ids = np.array(columns, dtype=np.int64)
+        taken.text = "".join(map(itemgetter(0), items))
+        if wide:
+            taken.token_ids = np.concatenate([np.atleast_1d(ids) for _, ids in items])
         else:
-            taken.token_ids = np.concatenate([np.atleast_1d(ids) for ids in columns])
+            taken.token_ids = np.fromiter(map(itemgetter(1), items), np.int64, len(items))
     return taken
 
 
