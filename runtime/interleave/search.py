@@ -261,6 +261,9 @@ def explore(
         while True:
             depth = 0
             runner.run(choose)
+            if report.failure is None and depth < len(path):
+                message = f"not deterministic: {depth} decisions where there were {len(path)}"
+                report.failure = Failure("scenario", message, (), ())
             if report.failure is not None:
                 break
             while path and path[-1][0] + 1 >= path[-1][1]:
