@@ -105,7 +105,7 @@ class ThreadsTarget:
         if timeout_s:
             port.wait_request(timeout_s)
         columns = port.recv_requests(max)
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"header": header, "cells": {"input_ids": ids.tobytes()}}
             for header, ids in zip(columns.headers, _parts(columns.ids, columns.lengths), strict=True)
         ]

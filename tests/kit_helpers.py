@@ -30,6 +30,7 @@ from headrace.codec import (
 from headrace.codec.admission import AdmissionRules, fit_length
 from headrace.codec.decode import ControlResult, RequestFailure
 from headrace.codec.errors import EncodeError, HeadraceError
+from tokenizers import Tokenizer
 
 SPECIAL = {256: b"<T>", 257: b"<s>", 258: b"</s>"}
 
@@ -77,6 +78,7 @@ class Naive:
             vocab_size=config["vocab_size"],
             allow_auto_truncate=config.get("allow_auto_truncate", False),
         )
+        self.tokenizer = Tokenizer.from_file(f"{config['tokenizer']}/tokenizer.json")
         self.queue: deque[Any] = deque()
         self.live: dict[str, Request] = {}
         self.clients: dict[str, Request] = {}
@@ -121,13 +123,7 @@ class Naive:
         return encode_generate(self.schema, normal, ids, max_new_tokens=max_new_tokens)
 
     def tokenize(self, text: str) -> Any:
-        ids: list[int] = []
-        while text:
-            at = text.find("<T>")
-            ids += (text if at < 0 else text[:at]).encode()
-            ids += [] if at < 0 else [256]
-            text = "" if at < 0 else text[at + 3 :]
-        return np.array(ids, dtype=np.int64)
+        return np.array(self.tokenizer.encode(text).ids, dtype=np.int64)
 
     def read(self, key: str, timeout_s: float) -> dict[str, Any]:
         request = self.clients[key]
@@ -346,7 +342,11 @@ class HalfAFrame(Naive):
 class OneTokenAtATime(Naive):
     def decode(self, request: Request, ids: list[int], final: bool) -> str:
         return "".join(
-            bytes([token]).decode("utf-8", "replace") if token < 256 else "" if self.skips(request) else SPECIAL[token].decode()
+            bytes([token]).decode("utf-8", "replace")
+            if token < 256
+            else ""
+            if self.skips(request)
+            else SPECIAL[token].decode()
             for token in ids
         )
 

@@ -112,14 +112,14 @@ def _spread(raw: Mapping[str, Any], suite: str, origin: str) -> list[Case]:
     if set(needs) - set(CAPABILITIES):
         raise KitError(f"{where}: unknown capability {sorted(set(needs) - set(CAPABILITIES))}")
     config = {**DEFAULT_CONFIG, **raw.get("config", {})}
-    common = dict(
-        suite=suite,
-        clause=raw["clause"],
-        level=raw["level"],
-        about=raw.get("about", ""),
-        needs=needs,
-        wires=tuple(raw.get("wires", ("v1", "v2"))),
-    )
+    common = {
+        "suite": suite,
+        "clause": raw["clause"],
+        "level": raw["level"],
+        "about": raw.get("about", ""),
+        "needs": needs,
+        "wires": tuple(raw.get("wires", ("v1", "v2"))),
+    }
     if "each" not in raw:
         return [Case(id=name, config=config, steps=tuple(raw["steps"]), **common)]
     return [

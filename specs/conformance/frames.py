@@ -88,7 +88,7 @@ def with_lie(frame: bytes, lie: Mapping[str, Any], schema: WireSchema) -> bytes:
         data += bytes.fromhex(lie["data_append_hex"])
     if "data_cut" in lie:
         data = data[: len(data) - lie["data_cut"]]
-    whole = frame[:1] + lie.get("header_length", len(header)).to_bytes(4, "little") + header + data
+    whole: bytes = frame[:1] + lie.get("header_length", len(header)).to_bytes(4, "little") + header + data
     return whole[: lie.get("cut_to", len(whole))]
 
 

@@ -32,8 +32,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         items.extend(collect(session, config))
 
 
-
-
 def pytest_report_header(config: pytest.Config) -> Iterable[str]:
     target = config.getoption("--headrace-target") or config.getoption("--headrace-exec")
     return [f"headrace: conformance of {target}"] if target else []

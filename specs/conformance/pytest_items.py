@@ -83,7 +83,12 @@ def collect(session: pytest.Session, config: pytest.Config) -> Iterable[Conforma
         for wire in case.wires:
             if wire in kit.report.hello["wires"]:
                 item = ConformanceItem.from_parent(
-                    session, name=f"{case.id}[{wire}]", nodeid=f"headrace::{case.id}[{wire}]", case=case, wire=wire, kit=kit
+                    session,
+                    name=f"{case.id}[{wire}]",
+                    nodeid=f"headrace::{case.id}[{wire}]",
+                    case=case,
+                    wire=wire,
+                    kit=kit,
                 )
                 kept.append(item)
     return kept

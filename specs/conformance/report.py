@@ -48,9 +48,11 @@ def summary(report: Report) -> list[str]:
     should = sum(outcome.status == FAILED and not outcome.case.must for outcome in report.outcomes)
     lines = [
         f"target    {hello['name']} {hello['version']}, wires {', '.join(hello['wires'])}",
-        f"cases     {counts[PASSED]} passed, {counts[FAILED]} failed ({should} of them SHOULD), {counts[KNOWN]} known "
-        f"failures, {counts[SURPRISE]} pass though known to fail, {counts[NOT_APPLICABLE]} not applicable, "
-        f"{report.seconds:.1f} s",
+        (
+            f"cases     {counts[PASSED]} passed, {counts[FAILED]} failed ({should} of them SHOULD), {counts[KNOWN]} known "
+            f"failures, {counts[SURPRISE]} pass though known to fail, {counts[NOT_APPLICABLE]} not applicable, "
+            f"{report.seconds:.1f} s"
+        ),
     ]
     by_reason: dict[str, int] = defaultdict(int)
     for outcome in report.outcomes:
@@ -91,9 +93,11 @@ def junit(report: Report) -> str:
             out.append("</testcase>")
         out.append("</testsuite>")
     if report.stale:
-        out.append(f'<testsuite name="conformance.known-failures" tests="{len(report.stale)}" failures="{len(report.stale)}">')
+        out.append(
+            f'<testsuite name="conformance.known-failures" tests="{len(report.stale)}" failures="{len(report.stale)}">'
+        )
         out += [
-            f"<testcase classname=\"known-failures\" name={_attribute(name)}><failure message=\"did not run\"/></testcase>"
+            f'<testcase classname="known-failures" name={_attribute(name)}><failure message="did not run"/></testcase>'
             for name in report.stale
         ]
         out.append("</testsuite>")
@@ -103,7 +107,9 @@ def junit(report: Report) -> str:
 def _safe(text: str) -> str:
     """What XML 1.0 cannot hold, escaped as Python would."""
     return "".join(
-        char if char in "\t\n" or (" " <= char and not "\ud800" <= char <= "\udfff" and char not in "\ufffe\uffff") else ascii(char)[1:-1]
+        char
+        if char in "\t\n" or (char >= " " and not "\ud800" <= char <= "\udfff" and char not in "\ufffe\uffff")
+        else ascii(char)[1:-1]
         for char in text
     )
 

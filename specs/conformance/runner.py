@@ -135,9 +135,7 @@ def run_case(
     except TargetFault as fault:
         message = f"step {session.at}: {fault}"
         caller.restart()
-    return Outcome(
-        case, wire, status, message, session.at, time.monotonic() - started, tuple(session.frames)
-    )
+    return Outcome(case, wire, status, message, session.at, time.monotonic() - started, tuple(session.frames))
 
 
 def run(
@@ -200,7 +198,4 @@ def _with_known(outcome: Outcome, listed: Known) -> Outcome:
 def replay_command(report: Report, outcome: Outcome) -> str:
     """One command that runs this case again and keeps its frames as files for `headrace inspect`."""
     target = report.target if report.target.startswith("--exec ") else shlex.quote(report.target)
-    return (
-        f"headrace conform {target} --case {shlex.quote(outcome.case.id)} "
-        f"--wire {outcome.wire} --save-frames frames"
-    )
+    return f"headrace conform {target} --case {shlex.quote(outcome.case.id)} --wire {outcome.wire} --save-frames frames"

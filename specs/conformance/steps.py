@@ -76,12 +76,13 @@ class Session:
         if config.get("tokenizer") is not None:
             config["tokenizer"] = str(tokenizer_folder(config["tokenizer"]))
         if any("vector" in step for step in self._case.steps):
-            for self.at, step in enumerate(self._case.steps):
+            for step in self._case.steps:
                 self._vector(step["vector"])
             return
         self._call("start", wire=self.wire, config=config)
         try:
-            for self.at, step in enumerate(self._case.steps):
+            for at, step in enumerate(self._case.steps):
+                self.at = at
                 self._step(step)
             if not self._over and not self._machine_only():
                 self._fence()
@@ -114,11 +115,12 @@ class Session:
             if not isinstance(body, dict):
                 raise KitError(f"step {self.at}: a submit needs body or body_json")
             text = json.dumps(body)
-        items = step.get("items")
-        for at in range(items or 0):
-            self._prompts[f"{key}.{at}"] = (body or {}).get("text", (body or {}).get("input_ids"))[at]
-        if not items and isinstance(body, dict):
-            self._prompts[key] = body.get("text", body.get("input_ids"))
+        items: int = step.get("items", 0)
+        prompt: Any = body.get("text", body.get("input_ids")) if isinstance(body, dict) else None
+        for at in range(items):
+            self._prompts[f"{key}.{at}"] = prompt[at]
+        if not items and prompt is not None:
+            self._prompts[key] = prompt
         self._call("submit", key=key, body=text)
 
     def _open(self, key: str, step: Mapping[str, Any]) -> None:
@@ -298,7 +300,9 @@ class Session:
                 raise Mismatch(f"{key}: {name} of its message should be {_short(want)}, is {_short(told[name])}")
         for name, want in step.get("positions", {}).items():
             if not agrees(want, received.values[int(name)]):
-                raise Mismatch(f"{key}: position {name} should be {_short(want)}, is {_short(received.values[int(name)])}")
+                raise Mismatch(
+                    f"{key}: position {name} should be {_short(want)}, is {_short(received.values[int(name)])}"
+                )
         if "length" in step and len(received.values) != step["length"][self.wire]:
             raise Mismatch(f"{key}: its header has {len(received.values)} positions")
         if "cells" in step and sorted(received.cells) != sorted(step["cells"][self.wire]):
@@ -371,9 +375,7 @@ class Session:
             self._call("close", key=key)
         self._fence()
         self._until(
-            lambda: all(
-                rid in self._aborts for rid, key in self._keys.items() if key.startswith("burst-")
-            ),
+            lambda: all(rid in self._aborts for rid, key in self._keys.items() if key.startswith("burst-")),
             "an abort is missing for a request whose client has left",
         )
 
@@ -409,7 +411,17 @@ class Session:
         frame = bytes.fromhex(vector["frame_hex"])
         self.frames.append(frame)
         got = self._call("decode_frame", wire=self.wire, frame=frame)
-        judged = ("verdict", "kind", "unknown_columns", "requests", "rids", "rids_complete", "rid", "payload_hex", "message")
+        judged = (
+            "verdict",
+            "kind",
+            "unknown_columns",
+            "requests",
+            "rids",
+            "rids_complete",
+            "rid",
+            "payload_hex",
+            "message",
+        )
         for name in judged:
             if name in vector and vector[name] != (got or {}).get(name):
                 raise Mismatch(f"{name} should be {_short(vector[name])}, is {_short((got or {}).get(name))}")
