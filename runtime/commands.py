@@ -15,6 +15,7 @@ from typing import IO
 
 from .. import specs
 from ..codec.errors import ValidationError, show
+from ..codec.export import export_wire
 from ..codec.inspect import describe, render
 from ..codec.schema import load_schema, schema_names
 from ..fsm import MACHINES, Trace, TraceError, export, validate
@@ -86,7 +87,8 @@ def names() -> list[str]:
 
 
 def export_text(name: str, format: str | None) -> str:
-    """`name` (as in `names`) in `format`; None is the normative one: json for a machine, toml for a wire revision."""
+    """`name` (as in `names`) in `format`; None: json for a machine; for a wire revision a table with
+    the byte layout (its normative form is toml)."""
     kind, _, which = name.partition("/")
     if name not in names():
         raise ValidationError(f"there is no {show(name)}; known: {', '.join(names())}")
@@ -95,6 +97,7 @@ def export_text(name: str, format: str | None) -> str:
         formats = {known: lambda known=known: export(MACHINES[which], known) for known in FORMATS}  # type: ignore[misc]
     else:
         formats = {
+            "table": lambda: export_wire(load_schema(which)),
             "toml": lambda: specs.path("wire", f"{which}.toml").read_text("utf-8"),
             "json": lambda: _wire_json(which),
         }

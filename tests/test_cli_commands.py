@@ -313,7 +313,8 @@ def test_spec_lists_and_exports_every_machine_and_wire(here):
     assert set(names) == {f"machine/{name}" for name in MACHINES} | {"wire/v1", "wire/v2"}
     assert here("spec", "export", "machine/sink")[1] == export(MACHINES["sink"], "json")
     assert here("spec", "export", "machine/sink", "--format", "mermaid")[1] == export(MACHINES["sink"], "mermaid")
-    assert 'name = "v1"' in here("spec", "export", "wire/v1")[1]
+    assert "| 3 | tok_lens | u32 |" in here("spec", "export", "wire/v1")[1]
+    assert 'name = "v1"' in here("spec", "export", "wire/v1", "--format", "toml")[1]
     assert '"name": "v2"' in here("spec", "export", "wire/v2", "--format", "json")[1]
 
 
