@@ -199,10 +199,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         row = self._row(row)
         found: dict[str, NDArray[Any]] = {}
         for name, part in self._parts.items():
-            bounds = self._row_offsets.get(name)
-            if bounds is None:
-                inner = None if part.positions is None else running_sum(part.positions)
-                bounds = self._row_offsets[name] = (running_sum(part.counts), inner)
+            bounds = self._bounds(name, part)
             start, end = int(bounds[0][row]), int(bounds[0][row + 1])
             if start == end:
                 continue
@@ -213,6 +210,41 @@ class BatchFrame(Sequence[ChunkEvent]):
             if part.indices is not None:
                 found[name + "_idx"] = part.indices[start:end]
         return found
+
+    def owned_extras(self, rows: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
+        """`extras` of many rows, as copies that may outlive the frame's buffer."""
+        owned: list[dict[str, NDArray[Any]]] = [{} for _ in rows]
+        for name, part in self._parts.items():
+            counts, inner = self._bounds(name, part)
+            counts_at = counts.tolist()
+            inner_at = None if inner is None else inner.tolist()
+            lens = None if part.positions is None else unpack(part.positions).astype(np.int64)
+            val, idx, lens_name, val_name, idx_name = (
+                part.values,
+                part.indices,
+                f"{name}_lens",
+                f"{name}_val",
+                f"{name}_idx",
+            )
+            for found, row in zip(owned, rows, strict=True):
+                start, end = counts_at[row], counts_at[row + 1]
+                if start == end:
+                    continue
+                if lens is not None and inner_at is not None:
+                    found[lens_name] = lens[start:end].copy()
+                    start, end = inner_at[start], inner_at[end]
+                found[val_name] = val[start:end].copy()
+                if idx is not None:
+                    found[idx_name] = idx[start:end].copy()
+        return owned
+
+    def _bounds(self, name: str, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Where each request's share of a family starts: in its counts, and in its values where it is ragged."""
+        bounds = self._row_offsets.get(name)
+        if bounds is None:
+            inner = None if part.positions is None else running_sum(part.positions)
+            bounds = self._row_offsets[name] = (running_sum(part.counts), inner)
+        return bounds
 
     def _row(self, row: int) -> int:
         if not -len(self.rids) <= row < len(self.rids):

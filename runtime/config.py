@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..codec.admission import AdmissionRules
+from ..codec.checks import DEFAULT_LIMITS, RequestLimits
 from ..codec.errors import ValidationError, show
 from ..codec.limits import default
 from ..codec.schema import WireSchema, load_schema
@@ -28,7 +29,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     file, or a loaded `WireSchema`. `fused` puts the egress dispatcher and all detokenizer shards on one thread: under the GIL
     a hop between threads costs more than it gives, so that is the default. `cores` pins the threads (Linux only).
     `incremental_streaming_output` False makes handles give the cumulative view. `log_level` sets the level of the logger
-    "headrace"; None leaves logging alone.
+    "headrace"; None leaves logging alone. The limits are those of `docs/limits.md`; the sizes of one request's own fields are in
+    `request_limits`.
     """
 
     tokenizer: Any = None
@@ -59,6 +61,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     admitted_bytes: int = default("admitted_bytes")
     max_live_requests: int = default("max_live_requests")
     max_batch_items: int = default("max_batch_items")
+    max_broadcast_bytes: int = default("max_broadcast_bytes")
+    max_prompt_bytes: int = default("max_prompt_bytes")
+    request_limits: RequestLimits = DEFAULT_LIMITS
     trace_capacity: int = default("trace_capacity")
     drain_timeout_s: float = default("drain_timeout_s")
     join_timeout_s: float = default("join_timeout_s")
@@ -78,6 +83,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             "admitted_bytes",
             "max_live_requests",
             "max_batch_items",
+            "max_broadcast_bytes",
+            "max_prompt_bytes",
             "trace_capacity",
         )
         for name in positive:
@@ -123,7 +130,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         than that many bytes for every token of the context cannot fit and is refused before it is tokenised. With
         `allow_auto_truncate` a long prompt is cut instead, so the bound does not apply.
         """
-        longest = default("max_prompt_bytes")
+        longest = self.max_prompt_bytes
         if max_token_bytes is not None and not self.allow_auto_truncate:
             longest = min(longest, max_token_bytes * self.context_len)
         return AdmissionRules(
@@ -134,6 +141,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             allow_auto_truncate=self.allow_auto_truncate,
             enable_return_hidden_states=self.enable_return_hidden_states,
             max_prompt_bytes=longest,
+            limits=self.request_limits,
         )
 
     @classmethod

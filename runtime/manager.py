@@ -28,6 +28,7 @@ import numpy as np
 
 from ..codec import GenerateBody, GenerateRequest, Rid, SamplingParams, WireSchema, admit, encode_control
 from ..codec.admission import NormalizedRequest
+from ..codec.body import batch_rids
 from ..codec.errors import (
     HeadraceError,
     InternalError,
@@ -42,7 +43,7 @@ from .channel import PushResult
 from .closing import Closing, Until
 from .config import RuntimeConfig
 from .faults import FaultLog, describe, where
-from .handle import RequestHandle, arrival
+from .handle import RequestHandle, arrival, join_extras
 from .pipeline import Pipeline, StepEvent, merged
 from .port import SchedulerPort
 from .ring import RingFacts
@@ -87,7 +88,7 @@ class StepBatch(msgspec.Struct, frozen=True, eq=False):
     """What one scheduler step produced on one shard for requests with ``sink="step"``, in columns.
 
     Row i belongs to `handles[i]`: its delta `texts[i]`, its ids ``token_ids[offsets[i]:offsets[i+1]]`` (int64), and
-    `finish_reasons[i]` or `errors[i]` where it ended.
+    `finish_reasons[i]` or `errors[i]` where it ended. `extras[i]` holds its logprob columns of this step by name.
     """
 
     step: int
@@ -98,6 +99,7 @@ class StepBatch(msgspec.Struct, frozen=True, eq=False):
     offsets: np.ndarray[Any, Any]
     finish_reasons: list[Any]
     errors: list[HeadraceError | None]
+    extras: list[Mapping[str, np.ndarray[Any, Any]]]
 
 
 class TokenizerManager:
@@ -429,15 +431,7 @@ class TokenizerManager:
         many = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(many) != len(prompts):
             raise ValidationError(f"{len(prompts)} prompts but {len(many)} sampling parameters", field="params")
-        rids: Sequence[Any]
-        if rid is None or isinstance(rid, str):
-            rids = [None if rid is None else f"{rid}_{index}" for index in range(len(prompts))]
-        elif isinstance(rid, (list, tuple)):
-            rids = rid
-        else:
-            raise ValidationError(f"rid must be a string or a list of strings, not {show(rid)}", field="rid")
-        if len(rids) != len(prompts):
-            raise ValidationError(f"{len(prompts)} prompts but {len(rids)} rids", field="rid")
+        rids = batch_rids(rid, len(prompts), self._rules.limits.max_rid_bytes)
         requests = [
             _request(prompt, one, rid=name, stream=stream, **options)
             for prompt, one, name in zip(prompts, many, rids, strict=True)
@@ -453,7 +447,12 @@ class TokenizerManager:
     ) -> list[RequestHandle]:
         """Submit a `/generate`-shaped body (JSON text, an object, or a `GenerateBody`): one request or a batch, all or none."""
         if not isinstance(body, GenerateBody):
-            body = GenerateBody.from_json(body, max_batch_items=self.config.max_batch_items)
+            body = GenerateBody.from_json(
+                body,
+                max_batch_items=self.config.max_batch_items,
+                max_broadcast_bytes=self.config.max_broadcast_bytes,
+                max_rid_bytes=self._rules.limits.max_rid_bytes,
+            )
         return self._submit(body.requests(), sink, deadline_s, batch=body.is_batch)
 
     def _submit(
@@ -498,10 +497,6 @@ class TokenizerManager:
             raise ValidationError("a batch must hold at least one prompt", field="prompts")
         if len(requests) > most:
             raise ValidationError(f"a batch may hold at most {most} prompts, not {len(requests)}", field="prompts")
-        names = [request.rid for request in requests if isinstance(request.rid, str)]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValidationError(f"rid {show(twice)} stands twice in one batch", field="rid")
 
     def _make(self, request: NormalizedRequest, sink: str) -> tuple[Life, RequestHandle]:
         rid = request.rid
@@ -795,6 +790,10 @@ def step_batch(event: StepEvent) -> StepBatch:
     parts = [column.ids for column in event.columns] + [row.token_ids for row in rows]
     errors: list[HeadraceError | None] = [None] * singles
     errors.extend(row.error for row in rows)
+    extras: list[Mapping[str, np.ndarray[Any, Any]]] = []
+    for column in event.columns:
+        extras.extend(column.extras or [{}] * len(column.ids))
+    extras.extend(join_extras(row.extras) for row in rows)
     return StepBatch(
         step=event.step,
         shard=event.shard,
@@ -804,6 +803,7 @@ def step_batch(event: StepEvent) -> StepBatch:
         offsets=offsets,
         finish_reasons=[None] * singles + [row.finish_reason for row in rows],
         errors=errors,
+        extras=extras,
     )
 
 

@@ -110,7 +110,7 @@ class Columns:
     else has put anything anywhere, so that only readers have changed them.
     """
 
-    __slots__ = ("closes", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "sure")
+    __slots__ = ("closes", "extras", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "sure")
 
     def __init__(
         self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Waiting] = ()
@@ -121,6 +121,7 @@ class Columns:
         self.pairs = pairs
         self.sure = 0
         self.puts = -1
+        self.extras: Sequence[Extras] = ()  # of this step, one for each position, where the frame has any
         # for the trace: the sinks' rids, and their states while the hub has counted `closes` closes
         self.rids: list[str] = []
         self.states: list[SinkState] = []
@@ -129,12 +130,14 @@ class Columns:
     def only(self, keep: Sequence[int]) -> Columns:
         """The same for some of the positions."""
         rows, sinks, lists, pairs = self.rows, self.sinks, self.lists, self.pairs
-        return Columns(
+        some = Columns(
             [rows[at] for at in keep],
             [sinks[at] for at in keep],
             [lists[at] for at in keep],
             [pairs[at] for at in keep],
         )
+        some.extras = [self.extras[at] for at in keep] if self.extras else ()
+        return some
 
 
 class Hub:
@@ -150,6 +153,7 @@ class Hub:
         self.name = name
         self.closes = 0  # how many sinks were closed by their readers
         self.puts = 0  # how many steps have put something
+        self.cut_off = False  # some sink was ended by `fail_open`
 
     def put_columns(self, columns: Columns, capacity: int) -> list[int]:
         """One step's plain deltas. Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there.
@@ -159,19 +163,26 @@ class Hub:
         lists = columns.lists
         refused: list[int] = []
         with self.lock:
-            if columns.sure < 1 or columns.puts != self.puts:
+            if self.cut_off:
+                columns.sure = 0  # one by one: nothing may stand behind an end that the shard does not know of
+            elif columns.sure < 1 or columns.puts != self.puts:
                 columns.sure = capacity - max(map(len, lists), default=0)
             if columns.sure >= 1:
                 columns.sure -= 1
                 deque(map(list.append, lists, columns.pairs), 0)
             else:
                 for at, pair in enumerate(columns.pairs):
-                    if len(lists[at]) < capacity:
+                    if len(lists[at]) < capacity and not columns.sinks[at]._cut_off:
                         lists[at].append(pair)
                     else:
                         refused.append(at)
             self.puts += 1
             columns.puts = self.puts
+            if columns.extras:
+                full = set(refused)
+                for at, own in enumerate(columns.extras):
+                    if own and at not in full:
+                        columns.sinks[at]._extras.append(own)
             if self.record is not None:
                 self._record_puts(columns if not refused else columns.only(_others(len(lists), refused)))
             loops = self._wake() if self.parked else ()
@@ -214,6 +225,7 @@ class Hub:
             if sink._state == SinkState.OPEN:
                 sink._offer(EgressItem.Error(error))
             sink._cut_off = True
+            self.cut_off = True
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from headrace.codec import BatchFrame, FrameError, decode_frame, load_schema, strategies
 from headrace.codec.stream import FrameDecoder
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 SCHEMAS = {name: load_schema(name) for name in ("v1", "v2")}
@@ -66,3 +66,17 @@ def test_an_equal_header_shares_its_columns_and_not_its_ids():
     assert first.layout is second.layout
     assert first.rids is second.rids
     assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([5, 6], [7, 8])
+
+
+@given(st.data(), st.sampled_from(sorted(SCHEMAS)))
+def test_owned_extras_are_the_extras_of_each_row_as_copies(data, name):
+    frame = decode_frame(data.draw(strategies.frames(SCHEMAS[name])), SCHEMAS[name])
+    assume(isinstance(frame, BatchFrame) and len(frame))
+    rows = data.draw(st.lists(st.integers(0, len(frame) - 1), max_size=6))
+    for row, owned in zip(rows, frame.owned_extras(rows), strict=True):
+        views = frame.extras(row)
+        assert sorted(owned) == sorted(views)
+        for key, values in owned.items():
+            assert values.dtype == views[key].dtype
+            assert values.tobytes() == views[key].tobytes()
+            assert values.flags.owndata

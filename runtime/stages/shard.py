@@ -79,12 +79,13 @@ class StepColumns(NamedTuple):
     tokens: Sequence[Any]
     texts: Sequence[str]
     ids: np.ndarray[Any, Any]
+    extras: Sequence[Extras] = ()
 
 
 class StepRow:
     """What one step produced for one request of the step sink."""
 
-    __slots__ = ("error", "finish_reason", "text", "token", "token_ids")
+    __slots__ = ("error", "extras", "finish_reason", "text", "token", "token_ids")
 
     def __init__(
         self,
@@ -93,12 +94,14 @@ class StepRow:
         token_ids: np.ndarray[Any, Any],
         finish_reason: FinishReason | None,
         error: HeadraceError | None,
+        extras: Sequence[Extras] = (),
     ) -> None:
         self.token = token
         self.text = text
         self.token_ids = token_ids
         self.finish_reason = finish_reason
         self.error = error
+        self.extras = extras
 
     @property
     def ends(self) -> bool:
@@ -278,7 +281,7 @@ class Shard:
             plan.layout = frame.layout
             ids, offsets = len(frame.token_ids), frame.offsets
             plan.single = ids == len(frame.rids) and not frame.finished and bool((offsets == _ramp(ids + 1)).all())
-        if not plan.distinct or frame.has_extras:
+        if not plan.distinct:
             self._general(frame, indices, plan.rows, out, together=plan.distinct)
         elif plan.all_fast and plan.single and self._has_headroom(plan):
             # The common step: one id for every request, nothing special anywhere.
@@ -287,8 +290,9 @@ class Shard:
             mine = frame.token_ids if selected is None else frame.token_ids[selected]
             for group in plan.groups:
                 positions = group.positions
-                for at in self._deliver(group, mine if positions is None else mine[positions], out):
-                    self._text(group.rows[at], frame, indices[at if positions is None else int(positions[at])], out)
+                where = indices if positions is None else [indices[at] for at in positions.tolist()]
+                for at in self._deliver(group, mine if positions is None else mine[positions], frame, where, out):
+                    self._text(group.rows[at], frame, where[at], out)
         elif count < _SMALL:
             plan.headroom -= len(frame.token_ids)
             self._general(frame, indices, plan.rows, out, together=True)
@@ -313,11 +317,12 @@ class Shard:
         for group in self._groups(lanes, plan):
             column = plan.column[group.positions]
             self._move(column, [] if self._record is None else [plan.rids[at] for at in group.positions.tolist()])
-            for at in self._deliver(group, frame.token_ids[starts[group.positions]], out):
-                self._text(group.rows[at], frame, indices[int(group.positions[at])], out)
-        where = np.flatnonzero(lanes == Lane.GENERAL).tolist()
-        if where:
-            self._general(frame, [indices[at] for at in where], [plan.rows[at] for at in where], out, together=True)
+            where = [indices[at] for at in group.positions.tolist()]
+            for at in self._deliver(group, frame.token_ids[starts[group.positions]], frame, where, out):
+                self._text(group.rows[at], frame, where[at], out)
+        left = np.flatnonzero(lanes == Lane.GENERAL).tolist()
+        if left:
+            self._general(frame, [indices[at] for at in left], [plan.rows[at] for at in left], out, together=True)
 
     def _look_up(self, rids: list[str]) -> _Plan:
         """The rows of a batch and how each can be served. Kept while the batch and the table stay what they are."""
@@ -368,11 +373,16 @@ class Shard:
         if self._record is not None:
             self._record_chunks(rids)
 
-    def _deliver(self, group: _Group, ids: Any, out: ShardOut) -> Sequence[int]:
+    def _deliver(
+        self, group: _Group, ids: Any, frame: BatchFrame, where: Sequence[int], out: ShardOut
+    ) -> Sequence[int]:
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
         columns = group.columns
+        extras = columns.extras = frame.owned_extras(where) if frame.has_extras else ()
         if group.lane is Lane.QUIET:  # the ids are kept, and that is all until the terminal chunk
             deque(map(array.append, group.quiet, ids.tolist()), 0)
+            for row, own in zip(group.rows, extras, strict=False):
+                self._keep(row, own)
             return ()
         if group.lane is Lane.HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
@@ -386,9 +396,14 @@ class Shard:
         if group.lane is Lane.STEP:
             texts, clean = self._engine.feed_column(ids)
             keep = [] if clean else [at for at, text in enumerate(texts) if text is not None]
-            step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64))  # type: ignore[arg-type]
+            step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64), extras)  # type: ignore[arg-type]
             if not clean:
-                step = StepColumns([step.tokens[at] for at in keep], [step.texts[at] for at in keep], step.ids[keep])
+                step = StepColumns(
+                    [step.tokens[at] for at in keep],
+                    [step.texts[at] for at in keep],
+                    step.ids[keep],
+                    [extras[at] for at in keep] if extras else (),
+                )
             out.step_columns.append(step)
             return () if clean else [at for at, text in enumerate(texts) if text is None]
         pairs, clean = self._engine.feed_pairs(ids)
@@ -535,11 +550,13 @@ class Shard:
 
     def _keep_extras(self, row: int, frame: BatchFrame, index: int) -> None:
         if frame.has_extras:
-            own = {name: np.array(values) for name, values in frame.extras(index).items() if len(values)}
-            if own:
-                if self._extras[row] is None:
-                    self._extras[row] = []
-                self._extras[row].append(own)
+            self._keep(row, frame.owned_extras([index])[0])
+
+    def _keep(self, row: int, own: Extras) -> None:
+        if own:
+            if self._extras[row] is None:
+                self._extras[row] = []
+            self._extras[row].append(own)
 
     def _give(self, life: Life, item: EgressItem.Frame | Terminal, finish: FinishReason | None, out: ShardOut) -> None:
         """Route one item: to the request's sink, or as a row of the step sink (which is never full)."""
@@ -550,7 +567,7 @@ class Shard:
             frame = item.frame if isinstance(item, EgressItem.Done) else item
             assert isinstance(frame, EgressItem.Frame)
             if finish is not None or life.stream:
-                out.steps.append(StepRow(life.token, frame.text, frame.token_ids, finish, None))
+                out.steps.append(StepRow(life.token, frame.text, frame.token_ids, finish, None, frame.extras))
         # kept in `items` for the step sink too: `settle` completes a request when its terminal item is out
         out.items.append((life, item))
 
