@@ -214,6 +214,58 @@ def check(
     return lambda: run_command(sys.stdout, deep=deep, only=only, formal=formal)
 
 
+@app.command(short_help="Fuzz a decoder: headrace's own, or yours.")
+def fuzz(
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="frame-v1, ingress-v2, sampling, body, …")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="How long (60 where no bound is given).")] = None,
+    cases: Annotated[int | None, typer.Option(min=1, help="How many cases at most.")] = None,
+    seed: Annotated[int, typer.Option(help="The run draws everything from it.")] = 0,
+    engine: Annotated[
+        str | None, typer.Option(help="atheris or hypothesis (the better one that is installed).")
+    ] = None,
+    wire: Annotated[str, typer.Option(help="Wire revision of the frames for --target and --target-cmd.")] = "v1",
+    custom: Annotated[str | None, typer.Option("--target", metavar="MODULE:CALLABLE", help="Your decoder.")] = None,
+    rejects: Annotated[str | None, typer.Option(metavar="MODULE:CLASS", help="What it raises to reject.")] = None,
+    command: Annotated[
+        str | None, typer.Option("--target-cmd", help="A program: frame on stdin; exit 0 accepts, 1 rejects.")
+    ] = None,
+    oracle: Annotated[bool, typer.Option("--oracle", help="A verdict other than headrace's is a finding.")] = False,
+    replay: Annotated[str | None, typer.Option(metavar="FILE", help="Judge one crash file.")] = None,
+    export: Annotated[str | None, typer.Option(metavar="DIR", help="Corpus, lies and dictionary as files.")] = None,
+    crashes: Annotated[str | None, typer.Option(metavar="DIR", help="Where findings go (crashes/TARGET).")] = None,
+) -> Job:
+    """Fuzz TARGET (or your own decoder) and write what is found, made small, with the line that replays it (exit status 1)."""
+    from pathlib import Path
+
+    def job() -> int:
+        try:
+            from .codec.fuzz import command as run
+        except ImportError as error:  # Hypothesis is an extra
+            return _fail(str(error))
+        if custom is not None:
+            sys.path.insert(0, os.getcwd())  # as `python -m` has it, so that the module beside you is found
+        return run(
+            target,
+            replay_file=Path(replay) if replay is not None else None,
+            export=Path(export) if export is not None else None,
+            crashes=Path(crashes) if crashes is not None else None,
+            seconds=seconds,
+            cases=cases,
+            seed=seed,
+            engine=engine,
+            out=lambda line: _print(f"{line}\n"),
+            wire=wire,
+            custom=custom,
+            rejects=rejects,
+            command=command,
+            oracle=oracle,
+        )
+
+    return job
+
+
 @spec_app.command("list")
 def spec_list() -> Job:
     """The names that `spec export` knows."""
@@ -226,7 +278,8 @@ def spec_list() -> Job:
 def spec_export(
     name: Annotated[str, typer.Argument(help="machine/NAME or wire/NAME, as in `spec list`.")],
     format_: Annotated[
-        str | None, typer.Option("--format", help="Machines: json, mermaid, dot, scxml, promela. Wire: toml, json.")
+        str | None,
+        typer.Option("--format", help="Machines: json, mermaid, dot, scxml, promela. Wire: table, toml, json."),
     ] = None,
 ) -> Job:
     """A machine or a wire revision, on standard output."""

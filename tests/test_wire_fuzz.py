@@ -247,3 +247,19 @@ def test_the_example_on_the_page_runs(tmp_path: Path) -> None:
     space["test_every_lie_is_rejected"]()
     for name in re.findall(r"`(\w+)\(", page):
         assert hasattr(strategies, name), name
+
+
+def test_the_command_line_fuzzes_exports_and_says_a_mistake_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.__main__ import main
+
+    assert main(["fuzz", "finish", "--cases", "30", "--engine", "hypothesis", "--crashes", str(tmp_path)]) == 0
+    assert "complete=true" in capsys.readouterr().out
+    assert main(["fuzz", "--export", str(tmp_path / "kit")]) == 0
+    assert (tmp_path / "kit" / "frames.dict").is_file()
+    capsys.readouterr()
+    assert main(["fuzz", "no-such"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("headrace: no fuzz target")
+    assert told.count("\n") == 1
