@@ -42,7 +42,7 @@ _add(STATES, 0, "scheduler dies, abort", "stream", "stream", fault="die", abort=
 _add(STATES, 0, "control, abort", "control", "stream", abort=(0, "GUARD"))
 _add(STATES, 0, "control, shutdown", "control", shutdown=True, fault="wrong")
 _add(STATES, 0, "chunk for control", "control", fault="wrong", abort=(0, "API"))
-_add(STATES, 0, "result for generate", "stream", "stream", fault="wrong", sink=1, reading=True)
+_add(STATES, 0, "result for generate", "stream", "stream", fault="wrong")
 _add(STATES, 0, "decode, abort", "decode", "stream", abort=(0, "API"))
 _add(STATES, 0, "decode, shutdown", "decode", "control", shutdown=True)
 _add(STATES, 0, "tokenizer raises", "raising", "text", abort=(1, "API"))

@@ -148,6 +148,7 @@ class _Search:
     def run(self, world: WorldLike) -> Result:
         self._numbers[hash(world.key())] = 0
         frontier: deque[tuple[int, int, bytes]] = deque([(0, 0, self._copier.dump(world))])
+        again: list[tuple[int, bytes]] = []  # states that were reached once more, for the audit
         depth = 0
         while frontier:
             number, depth, state = frontier.popleft()
@@ -172,8 +173,8 @@ class _Search:
                     seen = self._numbers[key] = len(self._parents)
                     self._parents.append((number, move))
                     frontier.append((seen, depth + 1, self._copier.dump(world)))
-                elif self._audit and seen in self._successors:
-                    self._compare(seen, world)
+                elif self._audit:
+                    again.append((seen, self._copier.dump(world)))
                 found.append((move, seen))
             if self._audit:
                 self._successors[number] = tuple(found)

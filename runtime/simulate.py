@@ -127,10 +127,13 @@ def shrunk(
     failure: str,
     *,
     pipeline: Callable[..., Pipeline] = Pipeline,
-    tries: int = 400,
+    seconds: float = 30.0,
 ) -> list[Action]:
-    """The fewest of `actions` found, in at most `tries` runs, that fail in the same way (by the property's number)."""
-    kind = failure.split(":")[0]
+    """The fewest of `actions` found in `seconds` that fail in the same way (by the property's number).
+
+    Ever smaller pieces are left out, from the end first: what is done late seldom decides what is drawn early.
+    """
+    kind, deadline = failure.split(":")[0], time.monotonic() + seconds
 
     def fails(some: Sequence[Action]) -> bool:
         again = Simulation(seed, pipeline=pipeline).run(actions=some)
@@ -139,19 +142,18 @@ def shrunk(
     left = list(actions)
     if not fails(left):
         return left
-    size = len(left) // 2
-    while size and tries > 0:
-        at, before = 0, len(left)
-        while at < len(left) and tries > 0:
-            tries -= 1
-            fewer = left[:at] + left[at + size :]
+    size = max(1, len(left) // 2)
+    while True:
+        at, before = len(left), len(left)
+        while at > 0 and time.monotonic() < deadline:
+            fewer = left[: max(0, at - size)] + left[at:]
             if fails(fewer):
                 left = fewer
-            else:
-                at += size
+            at = max(0, at - size)
+        if time.monotonic() >= deadline or (size == 1 and len(left) == before):
+            return left
         if len(left) == before or size > len(left):
-            size = min(size // 2, len(left))
-    return left
+            size = max(1, min(size, len(left)) // 2)
 
 
 def lines(report: Report) -> list[str]:

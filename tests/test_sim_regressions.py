@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 from headrace.codec import Length
-from headrace.codec.errors import SlowClientError
+from headrace.codec.errors import InternalError, SlowClientError
 from headrace.fsm import SinkState
 from headrace.runtime import EgressItem, Simulation, SinkError
 from headrace.runtime.sim_parts import SimOptions
@@ -59,3 +59,16 @@ def test_columns_and_single_puts_in_any_mixture_keep_the_capacity() -> None:
     for seed in range(6):
         run = Simulation(seed, msgspec.structs.replace(options, scheduler=60 + seed))
         assert run.run(600).failure is None
+
+
+def test_what_a_living_shard_gives_after_another_stage_died_does_not_stand_behind_the_end() -> None:
+    hub = Hub()
+    sink = Sink(hub, 3)
+    columns = Columns([0], [sink], [sink.waiting()], [("a", 1)])
+    assert hub.put_columns(columns, 3) == []
+    hub.fail_open(sink, InternalError("a stage died"))
+    assert hub.put_columns(columns, 3) == [0]
+    taken = sink.take()
+    assert taken.text == "a"
+    assert isinstance(taken.terminal, EgressItem.Error)
+    assert hub.put_items([(sink, EgressItem.Frame("b", np.array([1])))]) == [(0, SinkError.CLOSED)]
