@@ -2,21 +2,35 @@
 
 import io
 import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from headrace.fsm import formal
 from headrace.runtime import checks
 from headrace.runtime.checks import DEEP, STATES, explored, run_command, tables
+from headrace.runtime.explorer import Result
 from headrace.runtime.explorer_world import Setup
 
 ALL = {**STATES, **(DEEP if os.environ.get("HEADRACE_PROFILE") == "deep" else {})}
 AUDITED = ("chunk for control", "decode, abort", "tokenizer raises", "batch, tokenizer raises", "control, abort")
 
 
+@pytest.fixture(scope="module")
+def searches() -> Iterator[dict[Setup, Future[Result]]]:
+    """All searches, on two processes; the longest first, so that none of them is waited for alone."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        yield {setup: pool.submit(explored, setup) for setup in sorted(ALL, key=ALL.__getitem__, reverse=True)}
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("setup", ALL, ids=lambda setup: setup.name)
-def test_every_interleaving_holds_and_the_number_of_states_is_known(setup: Setup) -> None:
-    result = explored(setup)
+def test_every_interleaving_holds_and_the_number_of_states_is_known(
+    setup: Setup, searches: dict[Setup, Future[Result]]
+) -> None:
+    result = searches[setup].result()
+    print(result.lines()[0])
     assert result.failure is None, "\n".join(result.lines())
     assert result.complete
     assert result.states == ALL[setup], f"{result.lines()[0]}: a count changes only with a reason in the commit"
