@@ -534,6 +534,13 @@ class TokenizerManager:
                 "this manager was made in another process; threads do not survive a fork, so make one here"
             )
 
+    def _check_may_wait(self) -> None:
+        self._check_usable()
+        if self._own_thread():
+            raise InternalError(
+                "a callback on one of the manager's own threads cannot wait for an answer: it would wait for itself"
+            )
+
     # -- control, decode, health ----------------------------------------------------------------------------------------------
 
     def control(self, tag: str, *fields: Any, timeout: float | None = None) -> bytes:
@@ -551,7 +558,7 @@ class TokenizerManager:
         return _payload(await self._aanswer(life, bound, f"the control request {show(tag)}"))
 
     def _control(self, tag: str, fields: Sequence[Any], timeout: float | None) -> tuple[Life, float]:
-        self._check_usable()
+        self._check_may_wait()
         if not isinstance(tag, str) or tag in _NOT_CONTROL:
             raise ValidationError(f"{show(tag)} is not the tag of a control request", field="tag")
         bound = self._bound(timeout)
@@ -574,7 +581,7 @@ class TokenizerManager:
         return _text(await self._aanswer(self._decoding(ids), bound, "decode"))
 
     def _decoding(self, ids: Sequence[int]) -> Life:
-        self._check_usable()
+        self._check_may_wait()
         if self._engine.kind == "none":
             raise ValidationError("decode needs a tokenizer, and this manager runs without one", field="ids")
         life = self._life(Rid.mint(), Kind.DETOKENIZE, ids=decode_ids(ids, self.config.context_len))
@@ -620,7 +627,7 @@ class TokenizerManager:
         One probe of one token is sent. A full ring with recent output is alive. The probe is removed in every case. False at once
         when the manager is not running, when a stage has died, and when the scheduler goes.
         """
-        self._check_usable()
+        self._check_may_wait()
         timeout_s = seconds("timeout_s", timeout_s)
         with self._active:
             before = self._activity
@@ -739,7 +746,11 @@ class TokenizerManager:
     # -- looking ----------------------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """A snapshot, taken between two steps of each stage: live requests by state, rings, counters, decoder."""
+        """A snapshot, taken between two steps of each stage: live requests by state, rings, counters, decoder.
+
+        A request that is on its way from one stage to the next at that moment counts as QUEUED, so `live` is empty only when
+        nothing is live.
+        """
         self._check_usable()
         pipeline = self._pipeline
         live: dict[str, int] = {}
@@ -762,6 +773,9 @@ class TokenizerManager:
         waiting = len(pipeline.inbox)
         if waiting:
             live[RequestState.RECEIVED.name] = live.get(RequestState.RECEIVED.name, 0) + waiting
+        between = len(pipeline.live) - sum(live.values())
+        if between > 0:
+            live[RequestState.QUEUED.name] = live.get(RequestState.QUEUED.name, 0) + between
         with self._active:
             activity = self._activity
         return Stats(

@@ -403,6 +403,48 @@ def test_room_in_the_ring_ends_the_handle_and_the_inbox_raises(config):
         r.no_more()
 
 
+def test_a_full_tokenizer_queue_ends_the_handle_with_503_and_ids_pass_by():
+    with rig(channel_capacity=1) as r:
+        with held(r, "headrace-tok-0"):
+            waits = r.tm.generate("a")
+            until(lambda: r.states() == {"TOKENIZING": 1}, "it waits for the tokenizer")
+            with pytest.raises(QueueFullError, match="tokenizer"):
+                r.tm.generate("b").result(BOUND)
+            by = r.tm.generate([65])
+            r.chunk(r.request(), [65], STOP)
+            assert by.result(BOUND).text == "A"
+        r.chunk(r.request(), [97], STOP)
+        assert waits.result(BOUND).text == "a"
+        r.no_more()
+
+
+def test_an_item_withdrawn_on_its_way_to_a_full_inbox_leaves_the_inbox_its_places():
+    """`abort_all` between the booking and the inbox counted a place out that was never counted in."""
+    with rig(channel_capacity=1, ingress_ring_capacity=8) as r:
+        inbox = r.tm._pipeline.inbox
+        with held(r, "headrace-ingress"):
+            first = r.tm.generate([1])
+            put = type(inbox).put
+
+            def late(group):
+                r.tm.abort_all()
+                return put(inbox, group)
+
+            r.tm._pipeline.inbox = type("Late", (), {"put": staticmethod(late), "withdraw": inbox.withdraw})()
+            try:
+                r.tm.generate([1]).close()
+            except QueueFullError:
+                pass
+            finally:
+                r.tm._pipeline.inbox = inbox
+            assert len(inbox) in (0, 1)
+        with pytest.raises(ClientClosedError):
+            first.result(BOUND)
+        r.idle()
+        assert inbox._count == 0
+        r.no_more()
+
+
 def test_the_live_table_and_the_admitted_bytes_are_bounded():
     with rig(max_live_requests=2) as r:
         hs = [r.tm.generate([1]), r.tm.generate([1])]

@@ -305,6 +305,46 @@ def test_async_with_starts_and_ends_without_blocking_the_loop(config):
     check_ended(asyncio.run(main()))
 
 
+@every_config
+def test_threads_have_the_names_of_their_parts(config):
+    with rig(**config):
+        shards, workers = config.get("detokenizer_shards", 1), config.get("tokenizer_workers", 1)
+        expected = {"headrace-ingress", "headrace-egress", "headrace-reaper"}
+        expected |= {f"headrace-tok-{i}" for i in range(workers)}
+        if not config.get("fused", True):
+            expected |= {f"headrace-detok-{i}" for i in range(shards)}
+        assert set(threads()) == expected
+
+
+def test_a_core_that_cannot_be_used_is_one_warning_and_no_failure(monkeypatch, caplog):
+    monkeypatch.setattr("headrace.runtime.threads._warned_about_cores", threading.Event())
+    with rig(cores=(1 << 20,), fused=False) as r:
+        h = r.tm.generate([1])
+        r.chunk(r.request(), [65], STOP)
+        assert ends([h]) == ["A"]
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "unpinned" in warnings[0].getMessage()
+
+
+def test_two_managers_live_side_by_side_and_end_apart():
+    with rig() as one:
+        other = make().start()
+        try:
+            a = one.tm.generate([1], rid="x")
+            b = other.generate([1], rid="x")
+            second = Rig(other)
+            one.chunk(one.request(), [65], STOP)
+            second.chunk(second.request(), [66], STOP)
+            assert ends([a, b]) == ["A", "B"]
+        finally:
+            other.shutdown(0)
+        c = one.tm.generate([1])
+        one.chunk(one.request(), [67], STOP)
+        assert ends([c]) == ["C"]
+    check_ended(other)
+
+
 # -- death -----------------------------------------------------------------------------------------------------------------
 
 

@@ -214,6 +214,33 @@ def test_a_callback_may_generate_abort_and_shut_down_without_waiting_for_its_own
             made[0].result(BOUND)
 
 
+@every_config
+def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(config):
+    with rig(**config) as r:
+        told = []
+
+        def callback(batch):
+            calls = (
+                lambda: r.tm.decode([65]),
+                lambda: r.tm.control("FlushCacheReqInput"),
+                lambda: r.tm.health(1),
+            )
+            for call in calls:
+                try:
+                    call()
+                except InternalError as error:
+                    told.append(error.message)
+
+        r.tm.on_step(callback)
+        r.tm.generate([1], sink="step")
+        r.chunk(r.request(), [65], STOP)
+        r.gone()
+        r.idle()
+        assert len(told) == 3
+        assert all("itself" in message for message in told)
+        r.no_more()
+
+
 def test_a_second_registration_is_an_error_and_a_step_request_needs_one():
     with rig() as r:
         with pytest.raises(ValidationError, match="on_step"):
@@ -291,6 +318,18 @@ def test_server_faults_are_errors_at_most_once_a_second_for_each_reason_with_a_c
     for secret in (SECRET, "424242", *secrets):
         assert secret not in caplog.text
     assert all(record.name.startswith("headrace") for record in server_lines(caplog))
+
+
+@every_config
+def test_no_text_and_no_id_stands_in_a_trace_or_in_stats(config):
+    with rig(**config) as r:
+        h = r.tm.generate(SECRET, {"stop": ["unseen"]})
+        r.chunk(r.request(), list(b"open " + SECRET.encode()), STOP)
+        assert SECRET in h.result(BOUND).text
+        r.idle()
+        for line in (*r.tm.trace.lines(), repr(r.tm.stats())):
+            assert SECRET not in line
+            assert "unseen" not in line
 
 
 def test_no_handler_is_installed():
