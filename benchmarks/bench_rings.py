@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-
 from headrace.codec import IngressMessage
-from headrace.runtime import egress_ring, ingress_ring
+from headrace.runtime import PushResult, egress_ring, ingress_ring
 from headrace.runtime.channel import Bell
 
 CAPACITY = 8192  # the default of both rings
@@ -107,7 +106,7 @@ def message() -> IngressMessage:
 
 
 def ring_many(count: int) -> float:
-    """The ring alone: items out of `_core`, for the columns that `drain` makes are work that queue.Queue does not do."""
+    """The consumer counts what came; putting the columns together is the scheduler's work, and queue.Queue has nothing like it."""
     producer, consumer = ingress_ring(CAPACITY)
     batch = [message() for _ in range(BATCH)]
     rounds = count // BATCH
@@ -117,16 +116,16 @@ def ring_many(count: int) -> float:
     def produce() -> None:
         push = producer.try_push_many
         for _ in range(rounds):
-            while not push(batch):
+            while push(batch) is not PushResult.OK:
                 room.wait()
 
     def consume() -> None:
         left = rounds * BATCH
-        drain, wait = consumer._core.drain, consumer.wait
+        drain, wait = consumer.drain, consumer.wait
         while left:
-            got = drain(BATCH)
+            got = len(drain(BATCH))
             if got:
-                left -= len(got)
+                left -= got
             else:
                 wait(None)
 
@@ -143,8 +142,9 @@ def queue_many(count: int) -> float:
             line.put(list(batch))
 
     def consume() -> None:
-        for _ in range(rounds):
-            line.get()
+        left = rounds * BATCH
+        while left:
+            left -= len(line.get())
 
     return timed(produce, consume) / (rounds * BATCH)
 
@@ -159,7 +159,11 @@ def zmq_one(count: int) -> float:
     push.set_hwm(CAPACITY)
     pull.bind(address)
     push.connect(address)
-    request = {"rid": "rid", "input_ids": list(range(1000)), "sampling_params": {"temperature": 1.0, "max_new_tokens": 128}}
+    request = {
+        "rid": "rid",
+        "input_ids": list(range(1000)),
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 128},
+    }
 
     def produce() -> None:
         for _ in range(count):
@@ -182,8 +186,8 @@ def measure(seconds: float) -> dict[str, list[float]]:
     peers: dict[str, tuple[Callable[[int], float], int]] = {
         "ring one": (ring_one, 40_000),
         "queue one": (queue_one, 20_000),
-        "ring many": (ring_many, 400_000),
-        "queue many": (queue_many, 400_000),
+        "ring many": (ring_many, 800_000),
+        "queue many": (queue_many, 800_000),
     }
     try:
         import zmq  # noqa: F401

@@ -58,30 +58,91 @@ class IngressMessage(msgspec.Struct, frozen=True):
         return len(self.header) + self.ids.nbytes + sum(cell.nbytes for cell in self.cells.values())
 
 
-class IngressColumns(msgspec.Struct, frozen=True):
-    """One drain in columns: `headers`; all `ids` back to back (int64); `lengths` of each message's part (int64 [messages]).
+class IngressColumns:
+    """One drain in columns: `headers` (list of bytes); all `ids` back to back (int64); `lengths` of each message's part (int64 [messages]).
 
-    `cells` maps the name of a further cell to its own (ids, lengths).
+    `cells` maps the name of a further cell to its own (ids, lengths). Columns of messages are put together when one of them is first
+    looked at, so a drain costs nothing for each id, and whoever only asks how many came pays for nothing else.
     """
 
+    __slots__ = ("_built", "_messages")
+
+    def __init__(
+        self,
+        headers: list[bytes],
+        ids: Ids,
+        lengths: NDArray[np.int64],
+        cells: dict[str, tuple[Ids, NDArray[np.int64]]],
+    ) -> None:
+        self._messages: list[IngressMessage] = []
+        self._built: _Built | None = _Built(headers, ids, lengths, cells)
+
+    @classmethod
+    def from_messages(cls, messages: Sequence[IngressMessage]) -> IngressColumns:
+        """The columns of `messages`, in order. The ids are copied once."""
+        return cls.owning(list(messages))
+
+    @classmethod
+    def owning(cls, messages: list[IngressMessage]) -> IngressColumns:
+        """`from_messages` of a list that nobody else will touch any more."""
+        columns = _new(cls)
+        columns._messages = messages
+        columns._built = None
+        return columns
+
+    def _look(self) -> _Built:
+        built = self._built
+        if built is None:
+            messages = self._messages
+            # Set before the messages are let go, and looked at again after they were read: two readers at once both see all of it.
+            built = self._built or _build(messages)
+            self._built = built
+            self._messages = []
+        return built
+
+    @property
+    def headers(self) -> list[bytes]:
+        return self._look().headers
+
+    @property
+    def ids(self) -> Ids:
+        return self._look().ids
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return self._look().lengths
+
+    @property
+    def cells(self) -> dict[str, tuple[Ids, NDArray[np.int64]]]:
+        return self._look().cells
+
+    def __len__(self) -> int:
+        messages = self._messages
+        built = self._built
+        return len(messages) if built is None else len(built.headers)
+
+    def __repr__(self) -> str:
+        return f"<IngressColumns: {len(self)} messages>"
+
+
+_new = object.__new__
+
+
+class _Built(NamedTuple):
     headers: list[bytes]
     ids: Ids
     lengths: NDArray[np.int64]
     cells: dict[str, tuple[Ids, NDArray[np.int64]]]
 
-    @classmethod
-    def from_messages(cls, messages: Sequence[IngressMessage]) -> IngressColumns:
-        """The columns of `messages`, in order. The ids are copied once."""
-        lengths = np.array([m.ids.size for m in messages], np.int64)
-        ids = np.concatenate([m.ids for m in messages]) if messages else _NO_IDS
-        cells: dict[str, tuple[Ids, NDArray[np.int64]]] = {}
-        for name in {name for m in messages if m.cells for name in m.cells}:
-            parts = [m.cells.get(name, _NO_IDS) for m in messages]
-            cells[name] = np.concatenate(parts), np.array([part.size for part in parts], np.int64)
-        return cls([m.header for m in messages], ids, lengths, cells)
 
-    def __len__(self) -> int:
-        return len(self.headers)
+def _build(messages: Sequence[IngressMessage]) -> _Built:
+    lengths = np.array([m.ids.size for m in messages], np.int64)
+    ids = np.concatenate([m.ids for m in messages]) if messages else _NO_IDS
+    cells: dict[str, tuple[Ids, NDArray[np.int64]]] = {}
+    for name in {name for m in messages if m.cells for name in m.cells}:
+        parts = [m.cells.get(name, _NO_IDS) for m in messages]
+        cells[name] = np.concatenate(parts), np.array([part.size for part in parts], np.int64)
+    return _Built([m.header for m in messages], ids, lengths, cells)
 
 
 class GenerateMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ _MOVES: tuple[tuple[RingState | None, ...], ...] = tuple(
 )
 # A member's look-up through its class costs as much as half of a push.
 _OK = PushResult.OK
+_columns = IngressColumns.owning
 _PUSH, _PUSH_FILLS = RingEvent.PUSH, RingEvent.PUSH_FILLS
 _DRAIN, _DRAIN_EMPTIES = RingEvent.DRAIN, RingEvent.DRAIN_EMPTIES
 
@@ -381,7 +382,7 @@ class IngressConsumer:
 
     def drain(self, max: int = 256) -> IngressColumns:
         """Up to `max` messages as columns, oldest first. Never waits; zero messages are empty columns."""
-        return IngressColumns.from_messages(self._core.drain(max))
+        return _columns(self._core.drain(max))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Park until something can be drained (True); False after `timeout` seconds or when nothing can come any more."""

@@ -25,6 +25,7 @@ from headrace.runtime.interleave import (
     search,
     solo,
 )
+from headrace.runtime.interleave.guard import canon
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -395,3 +396,33 @@ def test_the_checker_that_grows_and_the_one_that_looks_back_agree(data: st.DataO
 
 def test_an_outcome_that_is_an_exception_is_named_by_its_class() -> None:
     assert Raised("TimeoutError").error == "TimeoutError"
+
+
+def test_values_of_one_class_are_told_apart_by_what_is_in_them() -> None:
+    """Named tuples and subclasses of lists once counted as objects without attributes, and so as equal states."""
+
+    class Pile(list[int]):
+        pass
+
+    class Slotted:
+        __slots__ = ("one",)
+
+        def __init__(self, one: int) -> None:
+            self.one = one
+
+    pairs: list[tuple[Any, Any]] = [
+        (Raised("a"), Raised("b")),
+        (Pile([1]), Pile([2])),
+        (Slotted(1), Slotted(2)),
+        ({1: 2}, {1: 3}),
+        ({1}, {2}),
+        (bytearray(b"a"), bytearray(b"b")),
+        (KeyError("a"), KeyError("b")),
+    ]
+    for one, other in pairs:
+        assert canon(one) == canon(one)
+        assert canon(one) != canon(other)
+    loop: list[Any] = []
+    loop.append(Slotted(1))
+    loop[0].one = loop[0]
+    hash(canon(loop))

@@ -173,11 +173,11 @@ def canon(value: Any, _path: tuple[int, ...] = ()) -> Any:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, enum.Enum):
         return value
-    if kind in (tuple, list, deque):
+    if isinstance(value, (tuple, list, deque)):
         return (kind.__name__, *[canon(item, _path) for item in value])
-    if kind is dict:
-        return ("dict", *[(canon(k, _path), canon(v, _path)) for k, v in value.items()])
-    if kind in (set, frozenset):
+    if isinstance(value, dict):
+        return (kind.__name__, *[(canon(k, _path), canon(v, _path)) for k, v in value.items()])
+    if isinstance(value, (set, frozenset)):
         return frozenset([canon(item, _path) for item in value])
     guard = GUARDS.get(id(value))
     if guard is not None:
