@@ -57,6 +57,7 @@ from .life import (
 
 _SMALL = 16  # below this many rows the fixed cost of the array operations is more than a plain loop's
 _NO_IDS = np.empty(0, dtype=np.int64)
+_CHUNK = RequestEvent.CHUNK
 _BAD_ID = "the scheduler sent a token id that cannot be decoded"
 
 
@@ -365,11 +366,19 @@ class Shard:
 
     def _move(self, column: Any, rids: list[str]) -> None:
         """One CHUNK for each of these rows, which are all STREAMING and stay so, and one more token produced."""
-        after, illegal = REQUEST.apply_batch(self._state_column[column], RequestEvent.CHUNK)
-        if illegal.any():  # cannot be: only STREAMING rows have a lane. A stage that finds it can be must stop.
-            raise InternalError("a row that is not streaming was taken for one that is")
-        self._state_column[column] = after
-        self._produced[column] += 1
+        if len(column) < _SMALL:
+            states, produced = self._states, self._produced
+            for row in column.tolist():
+                states[row] = REQUEST.next(states[row], _CHUNK)
+                produced[row] += 1
+        else:
+            after, illegal = REQUEST.apply_batch(self._state_column[column], _CHUNK)
+            if np.count_nonzero(
+                illegal
+            ):  # cannot be: only STREAMING rows have a lane. A stage that finds it can be must stop.
+                raise InternalError("a row that is not streaming was taken for one that is")
+            self._state_column[column] = after
+            self._produced[column] += 1
         if self._record is not None:
             self._record_chunks(rids)
 
