@@ -22,11 +22,15 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from ...codec.errors import ValidationError
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Kind = Literal["byte-level", "byte-fallback", "fallback", "none"]
 
+MAX_IDS: Final = 1 << 22
+"""Tables are as long as the highest id, whatever the number of tokens; the largest vocabularies in use have some 300,000 ids."""
 EACH_BYTE: Final = "headrace.each-byte"
 REPLACEMENT: Final = "\ufffd"
 
@@ -186,7 +190,10 @@ def strip_lead(text: str, rules: Rules, left: int | None = None) -> tuple[str, i
 
 
 def build(tokenizer: Tokenizer | None) -> Vocabulary:
-    """The tables of a tokenizer. Never raises for a strange tokenizer: that one is `fallback`, with the reason."""
+    """The tables of a tokenizer. A strange tokenizer is `fallback`, with the reason; only ids beyond `MAX_IDS` are refused.
+
+    ValidationError (field `tokenizer`) then: one stray id in a file must not be able to ask for gigabytes.
+    """
     if tokenizer is None:
         return NO_VOCABULARY
     try:
@@ -195,6 +202,11 @@ def build(tokenizer: Tokenizer | None) -> Vocabulary:
         rules = Rules("fallback", str(error))
     tokens = _tokens_by_id(tokenizer)
     limit = max(tokens, default=-1) + 1
+    if limit > MAX_IDS:
+        raise ValidationError(
+            f"the tokenizer has {len(tokens)} tokens, but an id of {limit - 1}; at most {MAX_IDS - 1} is usable",
+            field="tokenizer",
+        )
     specials = {added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special}
     special = frozenset(i for i, token in tokens.items() if token in specials)
     bare = Vocabulary(rules, limit, ([], []), [], frozenset(tokens), special)
