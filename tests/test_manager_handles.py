@@ -364,8 +364,9 @@ def test_a_deadline_aborts_and_a_request_that_ended_before_it_is_left_alone(conf
         r.gone()
         r.idle()
         r.drain()
-        done = r.tm.generate("hi", deadline_s=3600)
         far = r.tm.generate("hi", deadline_s=1e300)  # more than any lock can wait for
+        until(lambda: r.tm._deadlines, "the reaper waits for it")
+        done = r.tm.generate("hi", deadline_s=3600)
         rids = [r.request(), r.request()]
         for rid in rids:
             r.chunk(rid, [65], STOP)
