@@ -736,8 +736,9 @@ class TokenizerManager:
             batch = step_batch(event)
             try:
                 callback(batch)
-            except Exception as fault:
-                # a user's code on our thread: the stage lives on, and what the callback may have lost is ended
+            except BaseException as fault:
+                # A user's code on our thread: the stage lives on, and what the callback may have lost is ended. Also for what is
+                # no Exception (a CancelledError out of a future, sys.exit): here it would end the stage, and with it everybody.
                 told = f"the on_step callback failed with {describe(fault)}; its requests are aborted"
                 self._faults.report("headrace.manager", told, where(fault))
                 for handle in batch.handles:
