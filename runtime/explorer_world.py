@@ -10,7 +10,6 @@ live must have come to its end: that is the liveness of properties 9 and 11, as 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -98,7 +97,6 @@ class SmallWorld:
     """One state of a configuration. `moves`, `do` and `key` are what the explorer uses."""
 
     def __init__(self, setup: Setup, pipeline: Callable[..., Pipeline] = Pipeline) -> None:
-        logging.getLogger("headrace").setLevel(logging.CRITICAL)
         shared = common()
         config = RuntimeConfig(
             tokenizer="simulated",

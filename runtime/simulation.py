@@ -12,7 +12,6 @@ cut short and shrunk by leaving actions out. Rules it keeps:
 
 from __future__ import annotations
 
-import logging
 import random
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +86,6 @@ class Simulation(World):
 
     def run(self, steps: int = 1500, *, actions: Sequence[Action] | None = None) -> Report:
         """Chaos for `steps` actions (or exactly `actions`), then the fair end. Never raises; see the report."""
-        logging.getLogger("headrace").setLevel(logging.CRITICAL)
         failure: str | None = None
         try:
             for action in self._chaos(steps) if actions is None else actions:
