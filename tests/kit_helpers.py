@@ -46,9 +46,7 @@ class Request:
         self.pushed = False
         self.aborted = False
         self.some = False
-        self.whole_text = ""
-        self.whole_ids: list[int] = []
-        self.extras: dict[str, list[Any]] = {}
+        self.bad: int | None = None
 
 
 def _error(status: int, code: str, message: str, in_band: bool = False) -> dict[str, Any]:
@@ -152,6 +150,8 @@ class Naive:
         self.live.pop(request.rid, None)
         if request.end is None:
             request.end = end
+            if "error" in end and request.normal is not None and not request.normal.stream:
+                request.news = []  # a whole answer that failed is only its error
 
     # -- scheduler
 
@@ -214,7 +214,11 @@ class Naive:
         if isinstance(reason, Abort) and reason.abort_status is not None:
             self.finish(request, self.scheduler_abort(request, reason))
             return
-        bad = next((token for token in ids if not 0 <= token <= 258), None)
+        # a whole answer is looked at when it is whole
+        request.bad = next((token for token in ids if not 0 <= token <= 258), request.bad)
+        bad = request.bad if request.normal.stream or reason is not None else None
+        if request.bad is not None and bad is None:
+            return
         if bad is not None:
             if reason is None:
                 self.want_abort(request)
@@ -241,10 +245,11 @@ class Naive:
         size = len(pattern)
         if not size:
             return ids
-        if len(ids) < size and ids == pattern[size - len(ids) :]:
-            return []
+        tail = min(size, len(ids))
+        if tail and ids[-tail:] == pattern[-tail:]:
+            return ids[:-tail]
         starts = [at for at in range(len(ids) - size + 1) if ids[at : at + size] == pattern]
-        return ids[: starts[-1]] if starts else ids
+        return ids[: starts[0]] if starts else ids
 
     def ended(self, request: Request, chunk: Any) -> None:
         self.finish(request, {"finish_reason": chunk.finish_reason.to_json()})

@@ -169,7 +169,8 @@ class OnlyV1(Naive):
 
 
 def test_what_a_target_does_not_claim_is_not_applicable_and_never_passed() -> None:
-    report = run(Direct(OnlyV1), CASES, limit_s=1.0)
+    chosen = [case for case in CASES if case.suite in ("wire", "machines", "shutdown", "abort")]
+    report = run(Direct(OnlyV1), chosen, limit_s=1.0)
     for outcome in report.outcomes:
         needs = bool(outcome.case.needs) or "machine" in outcome.case.steps[0] or "v1" not in outcome.case.wires
         assert (outcome.status == NOT_APPLICABLE) == needs, outcome.id

@@ -133,9 +133,12 @@ class Session:
         self._prompts.pop(key, None)
         self._read(key, {"expect": {"error": step.get("expect", {"status": 400})}, "watch": True})
 
+    def _client(self, key: str) -> _Client:
+        return self._clients.setdefault(key, _Client())
+
     def _read(self, key: str, step: Mapping[str, Any]) -> None:
         """Read `key` to its end, or (`until_ids`) until so many ids are there; then judge `expect`."""
-        client = self._clients.setdefault(key, _Client())
+        client = self._client(key)
         until = step.get("until_ids")
         deadline = self._clock("read") + self._limit
         while client.end is None and (until is None or len(client.ids) < until):
@@ -210,7 +213,7 @@ class Session:
     def _still(self, key: str, step: Mapping[str, Any]) -> None:
         """`key` has not ended, and has exactly what `expect` says, after a fence."""
         self._fence()
-        client = self._clients.setdefault(key, _Client())
+        client = self._client(key)
         self._poll(key, client, 0.0)
         if client.end is not None:
             raise Mismatch(f"{key} has ended: {_short(client.end)}")

@@ -134,3 +134,21 @@ def replay(transcript: dict[str, Any], cases: Iterable[Case], known: Iterable[Kn
             fits = next((item for item in listed if item.fits(case.id)), None)
             report.outcomes.append(outcome if fits is None else _with_known(outcome, fits))
     return report
+
+
+def main(root: Path) -> None:
+    """Record SGLang's server anew into the checkout `root` (needs its extension; see docs/differences.md)."""
+    from .cases import load_cases
+    from .lines import python_target
+    from .sglang_target import SO_NAME, SO_SHA256, VERSION
+
+    caller = python_target("headrace.specs.conformance.sglang_target:server")
+    try:
+        kept = record(caller, load_cases(), 1.5, file=SO_NAME, file_sha256=SO_SHA256)
+    finally:
+        caller.end()
+    save(kept, root / "specs" / "transcripts" / f"sglang-{VERSION}.json.xz")
+
+
+if __name__ == "__main__":
+    main(Path.cwd())
