@@ -282,6 +282,13 @@ class Ingress:
         if fit.n_input < len(ids):
             ids = ids[: fit.n_input]
             life.ids = ids
+        if request.text is not None and int(ids.max()) >= self._rules.vocab_size:
+            # A client's own ids were judged at admission. A tokenizer can know tokens that the model has no row for (added ones),
+            # and such an id kills the engine whoever made it.
+            raise ValidationError(
+                f"the prompt has the token id {int(ids.max())}, but the model's ids are in [0, {self._rules.vocab_size})",
+                field="text",
+            )
         return encode_generate(self._schema, request, ids, max_new_tokens=fit.max_new_tokens)
 
     # -- ends -----------------------------------------------------------------------------------------------------------
