@@ -11,10 +11,11 @@ TEXT = "hello world"
 
 def _highest():
     with TokenizerManager(RuntimeConfig(tokenizer=PATH, context_len=64)) as manager:
-        manager.generate(TEXT, {"max_new_tokens": 1})
+        handle = manager.generate(TEXT, {"max_new_tokens": 1})  # dropped, it would be aborted
         assert manager.scheduler.wait_request(10)
         [message] = decode_ingress(manager.scheduler.recv_requests(), manager.scheduler.schema)
         manager.scheduler.close()
+        assert message.rid == handle.rid
         return int(message.input_ids.max())
 
 
