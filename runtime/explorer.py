@@ -185,19 +185,21 @@ class _Search:
                 found.append((move, seen))
             if self._audit:
                 self._successors[number] = tuple(found)
+        for seen, state in again:
+            self._compare(seen, state)
         return self._result(depth, complete=True)
 
-    def _compare(self, seen: int, world: WorldLike) -> None:
-        state = self._copier.dump(world)
+    def _compare(self, seen: int, state: bytes) -> None:
+        """Does `state` behave like the one that had the same key first?"""
+        way = " / ".join(self._path(seen))
+        moves = self._copier.load(state).moves()
+        if tuple(moves) != tuple(move for move, _ in self._successors[seen]):
+            raise Unsound(f"{way}: other moves from a state with the same key: {moves}")
         for move, after in self._successors[seen]:
-            again = self._copier.load(state)
-            again.do(move)
-            if self._numbers.get(hash(again.key())) != after:
-                raise Unsound(
-                    f"{' / '.join(self._path(seen))}: {move!r} leads elsewhere from a state with the same key"
-                )
-        if tuple(world.moves()) != tuple(move for move, _ in self._successors[seen]):
-            raise Unsound(f"{' / '.join(self._path(seen))}: other moves from a state with the same key")
+            world = self._copier.load(state)
+            world.do(move)
+            if self._numbers.get(hash(world.key())) != after:
+                raise Unsound(f"{way}: {move!r} leads elsewhere from a state with the same key")
 
     def _path(self, number: int) -> list[str]:
         path = []
