@@ -239,7 +239,10 @@ def test_B57_a_probe_is_one_greedy_token_and_is_alive_as_soon_as_it_is_answered(
         r.chunk(probe.rid, [65], {"type": "length", "length": 1})
         assert alive() is True
         r.gone()
-        r.no_more()
+        r.idle()
+        # A shard on a thread of its own may not have seen the answer yet when the probe is taken back: then an abort follows.
+        late = [] if config.get("fused", True) else [probe.rid]
+        assert [message.rid for message in r.drain()] in ([], late)
 
 
 @every_config
