@@ -27,7 +27,7 @@ class OneCondition(_Core[Any]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._room = self._arrived
-        self._arrived.notify_all = self._arrived.notify  # type: ignore[method-assign]
+        self._arrived.notify_all = self._arrived.notify
 
 
 class NotifyAtClose(_Core[Any]):

@@ -367,7 +367,8 @@ def gated_put(subject: Lanes, item: Any) -> PushResult:
 
 
 def put(subject: Lanes, lane: str, *items: Any) -> PushResult:
-    return getattr(subject, lane).put_all(items)
+    channel: Channel[Any] = getattr(subject, lane)
+    return channel.put_all(items)
 
 
 def close(subject: Lanes, *names: str) -> None:

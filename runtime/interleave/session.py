@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .linear import Called, Raised
 from .primitives import Primitives
 from .search import Scenario
 from .world import Choice, Crew, Op, World
+
+T = TypeVar("T")
 
 
 def _first_that_goes(world: World, choices: Sequence[Choice], prunable: bool) -> int:
@@ -97,7 +99,7 @@ class RealWorld:
 
     primitives: Any = threading
 
-    def guard(self, target: Any, lock: Any, constants: Iterable[str] = ()) -> Any:
+    def guard(self, target: T, lock: Any, constants: Iterable[str] = ()) -> T:
         return target
 
     def watch(self, state: Callable[[], Any]) -> None:

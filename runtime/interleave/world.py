@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from .guard import GUARDS, Guard, canon, guard_class
 from .linear import Called, Raised, Tracker
 from .primitives import Condition, Lock, Primitives, ScenarioError
+
+T = TypeVar("T")
 
 
 class Unwind(BaseException):
@@ -194,7 +196,7 @@ class World:
 
     # -- for `build` ------------------------------------------------------------------------------------------------------
 
-    def guard(self, target: Any, lock: Any, constants: Iterable[str] = ()) -> Any:
+    def guard(self, target: T, lock: Any, constants: Iterable[str] = ()) -> T:
         """Watch `target`: from now on its attributes may be touched only by the thread that holds `lock` (a Lock, RLock or Condition
         of this world). `constants` may be read by anybody and written by nobody. Returns `target`.
 
@@ -210,7 +212,8 @@ class World:
         guard = Guard(self, target, lock, constants, len(self.guards))
         self.guards.append(guard)
         GUARDS[id(target)] = guard
-        target.__class__ = guard_class(type(target))
+        changed: Any = target
+        changed.__class__ = guard_class(type(target))
         return target
 
     def watch(self, state: Callable[[], Any]) -> None:
