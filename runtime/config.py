@@ -7,6 +7,7 @@ here repeats one. A config that contradicts itself is refused by `checked()` bef
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -100,6 +101,25 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValidationError(
                 f"vocab_size must be an integer of at least 1, not {show(self.vocab_size)}", field="vocab_size"
             )
+        for name in (
+            "skip_tokenizer_init",
+            "allow_auto_truncate",
+            "enable_return_hidden_states",
+            "incremental_streaming_output",
+            "fused",
+            "trace",
+        ):
+            value = getattr(self, name)
+            if type(value) is not bool:  # "no" and "false" would switch it on
+                raise ValidationError(f"{name} must be True or False, not {show(value)}", field=name)
+        if type(self.shard_seed) is not int:
+            raise ValidationError(f"shard_seed must be an integer, not {show(self.shard_seed)}", field="shard_seed")
+        if self.cores is not None and not (
+            isinstance(self.cores, (tuple, list)) and all(type(core) is int for core in self.cores)
+        ):
+            raise ValidationError(f"cores must be a list of integers, not {show(self.cores)}", field="cores")
+        if not isinstance(self.wire, (str, os.PathLike, WireSchema)):
+            raise ValidationError(f"wire must be a name, a path or a WireSchema, not {show(self.wire)}", field="wire")
         for name in ("drain_timeout_s", "join_timeout_s", "control_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):

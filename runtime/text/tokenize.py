@@ -38,6 +38,8 @@ def load_tokenizer(source: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
     Truncation and padding are off in what is returned. Raises ValidationError (field `tokenizer`) for what is not there or
     not a tokenizer; nothing is fetched.
     """
+    if not isinstance(source, (str, bytes, os.PathLike, Tokenizer)):
+        raise ValidationError(f"tokenizer must be a path or a Tokenizer, not {show(source)}", field="tokenizer")
     if not isinstance(source, Tokenizer):
         path = resolve_tokenizer(source, field="tokenizer")
         try:
