@@ -36,6 +36,10 @@ _FIXED_BYTES: Final = (
 )
 
 
+MEDIA_KEYS: Final = ("image_data", "audio_data", "video_data", "modalities")
+"""What a body may carry for an encoder, whose input it is; headrace never looks inside."""
+
+
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True):
     """What admission needs to know of the model and the configuration. Lengths count tokens.
 
@@ -51,6 +55,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True):
     allow_auto_truncate: bool = False
     enable_return_hidden_states: bool = False
     max_prompt_bytes: int = default("max_prompt_bytes")
+    has_encoder: bool = False
     limits: RequestLimits = DEFAULT_LIMITS
 
 
@@ -74,6 +79,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_hidden_states: Any = False
     add_special_tokens: Any = True
     wire_fields: Mapping[str, Any] | None = None
+    media: Mapping[str, Any] | None = None
 
 
 class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +101,7 @@ class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_hidden_states: bool
     add_special_tokens: bool
     wire_fields: dict[str, Any]
+    media: dict[str, Any] | None
     nbytes: int
 
 
@@ -152,6 +159,7 @@ def _admit(request: GenerateRequest, rid: Rid, rules: AdmissionRules, schema: Wi
     asked = token_ids(
         "token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.limits.max_token_ids_logprob
     )
+    media, media_bytes = _media(request.media, rules)
     wire_fields = _wire_fields(request.wire_fields, schema, rules.limits.max_custom_params_bytes)
     return NormalizedRequest(
         rid=rid,
@@ -169,7 +177,9 @@ def _admit(request: GenerateRequest, rid: Rid, rules: AdmissionRules, schema: Wi
         return_hidden_states=flag("return_hidden_states", request.return_hidden_states, False),
         add_special_tokens=flag("add_special_tokens", request.add_special_tokens, True),
         wire_fields=wire_fields,
+        media=media,
         nbytes=nbytes
+        + media_bytes
         + 8 * len(asked or ())
         + _sampling_bytes(sampling)
         + (_encoded_size(wire_fields) if wire_fields else 0),
@@ -230,6 +240,28 @@ def _fit(n_input_tokens: int, request: NormalizedRequest, rules: AdmissionRules)
 
 def _reserved(rules: AdmissionRules) -> str:
     return f" (and {rules.num_reserved_tokens} are reserved)" if rules.num_reserved_tokens else ""
+
+
+def _media(media: Any, rules: AdmissionRules) -> tuple[dict[str, Any] | None, int]:
+    """What goes to the encoder, and its size. Refused where there is no encoder: media that is ignored gives a wrong answer."""
+    if not media:
+        return None, 0
+    if not isinstance(media, Mapping):
+        raise ValidationError(f"media must be an object, not {show(media)}", field="media")
+    for key in media:
+        if key not in MEDIA_KEYS:
+            raise ValidationError(
+                f"{show(key)} is not a kind of media; known are {', '.join(MEDIA_KEYS)}", field="media"
+            )
+        if not rules.has_encoder:
+            raise ValidationError(f"{key}: this server has no encoder for media", field=key)
+    try:
+        size = len(msgspec.msgpack.encode(media))
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as fault:
+        raise ValidationError(f"media cannot be encoded: {type(fault).__name__}", field="media") from None
+    if size > rules.max_prompt_bytes:
+        raise ValidationError(f"media has {size} bytes; at most {rules.max_prompt_bytes} are taken", field="media")
+    return dict(media), size
 
 
 def prompt_ids(value: Any, vocab_size: int, field: str = "input_ids") -> Ids:

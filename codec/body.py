@@ -17,14 +17,13 @@ from typing import Any, Final
 
 import msgspec
 
-from .admission import GenerateRequest
+from .admission import MEDIA_KEYS, GenerateRequest
 from .clientjson import parse_json
 from .errors import ValidationError, show
 from .limits import default
 from .rid import check_client_rid
 from .schema import load_schema, schema_names
 
-_MEDIA: Final = ("image_data", "audio_data", "video_data", "modalities")
 _PER_ITEM: Final = (
     "sampling_params", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
     "return_hidden_states", "add_special_tokens",
@@ -46,6 +45,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
 
     fields: dict[str, Any]
     wire_fields: dict[str, Any]
+    media: dict[str, Any]
     items: int
     is_batch: bool
 
@@ -64,15 +64,16 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
             raise ValidationError(f"the body must be an object, not {show(source)}")
         fields: dict[str, Any] = {}
         wire: dict[str, Any] = {}
+        media: dict[str, Any] = {}
         for key, value in source.items():
             if key in _KEYS:
                 if value is not None:  # null is absent
                     fields[key] = value
             elif key in _wire_names():
                 wire[key] = value
-            elif key in _MEDIA:
-                if value is not None:
-                    raise ValidationError(f"{key}: this server has no encoder for media", field=key)
+            elif key in MEDIA_KEYS:
+                if value is not None:  # whether there is an encoder for it is for `admit` to say
+                    media[key] = value
             else:
                 raise ValidationError(
                     f"{show(key)} is not a known key; known are {', '.join(sorted(_KEYS | _wire_names()))}",
@@ -89,7 +90,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
         if prompts is None:
             if isinstance(fields.get("rid"), (list, tuple)):
                 raise ValidationError(f"rid is a list, but there is one prompt; got {show(fields['rid'])}", field="rid")
-            return cls(fields=fields, wire_fields=wire, items=1, is_batch=False)
+            return cls(fields=fields, wire_fields=wire, media=media, items=1, is_batch=False)
         n = len(prompts)
         if not 1 <= n <= max_batch_items:
             raise ValidationError(f"a batch must have 1 to {max_batch_items} items; {name} has {n}", field=name)
@@ -103,17 +104,25 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
         for key, value in fields.items():
             if _is_per_item(key, value) and len(value) != n:
                 raise ValidationError(f"{key} has {len(value)} entries, but {name} has {n} prompts", field=key)
-        return cls(fields=fields, wire_fields=wire, items=n, is_batch=True)
+        for key, value in media.items():
+            if not isinstance(value, (list, tuple)) or len(value) != n:
+                raise ValidationError(f"{key} must be a list with one entry for each of the {n} prompts", field=key)
+        return cls(fields=fields, wire_fields=wire, media=media, items=n, is_batch=True)
 
     def requests(self) -> list[GenerateRequest]:
         """One `GenerateRequest` per item, in order, not yet checked."""
         wire = self.wire_fields or None
         if not self.is_batch:
-            return [GenerateRequest(**self.fields, wire_fields=wire)]
+            return [GenerateRequest(**self.fields, wire_fields=wire, media=self.media or None)]
         shared = {key: value for key, value in self.fields.items() if not _is_per_item(key, value)}
         lists = {key: value for key, value in self.fields.items() if _is_per_item(key, value)}
         return [
-            GenerateRequest(**shared, **{key: value[at] for key, value in lists.items()}, wire_fields=wire)
+            GenerateRequest(
+                **shared,
+                **{key: value[at] for key, value in lists.items()},
+                wire_fields=wire,
+                media={key: value[at] for key, value in self.media.items() if value[at] is not None} or None,
+            )
             for at in range(self.items)
         ]
 

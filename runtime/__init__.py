@@ -12,6 +12,7 @@ from .scripted import ScriptedScheduler
 from .server_args import ServerArgs
 from .simulation import Simulation
 from .sink import EgressItem, SinkError
+from .stages.tokenize import Encoder
 
 __all__ = [
     "AbortSource",
@@ -19,6 +20,7 @@ __all__ = [
     "Completion",
     "EchoScheduler",
     "EgressItem",
+    "Encoder",
     "MarkovScheduler",
     "PushResult",
     "RequestHandle",

@@ -29,12 +29,14 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     in ``[0, vocab_size)``); where it is None the tokenizer's highest id + 1 is used. `wire` is "v1", "v2", a path to a schema
     file, or a loaded `WireSchema`. `fused` puts the egress dispatcher and all detokenizer shards on one thread: under the GIL
     a hop between threads costs more than it gives, so that is the default. `cores` pins the threads (Linux only).
+    `encoder` (see `Encoder`) makes the ids of prompts with media; without one media is refused.
     `incremental_streaming_output` False makes handles give the cumulative view. `log_level` sets the level of the logger
     "headrace"; None leaves logging alone. The limits are those of `docs/limits.md`; the sizes of one request's own fields are in
     `request_limits`.
     """
 
     tokenizer: Any = None
+    encoder: Any = None
     skip_tokenizer_init: bool = False
     context_len: int = 8192
     vocab_size: int | None = None
@@ -161,6 +163,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             allow_auto_truncate=self.allow_auto_truncate,
             enable_return_hidden_states=self.enable_return_hidden_states,
             max_prompt_bytes=longest,
+            has_encoder=self.encoder is not None,
             limits=self.request_limits,
         )
 

@@ -387,9 +387,10 @@ class TokenizerManager:
         add_special_tokens: bool = True,
         deadline_s: float | None = None,
         wire_fields: Mapping[str, Any] | None = None,
+        media: Mapping[str, Any] | None = None,
         sink: str = "handle",
     ) -> RequestHandle:
-        """Submit one request; `prompt` is text or token ids (ints in [0, vocab_size)).
+        """Submit one request; `prompt` is text or token ids (ints in [0, vocab_size)), `media` goes to the config's encoder.
 
         Raises at once (ValidationError, QueueFullError, ShuttingDownError) what can be judged without the tokenizer; the rest
         ends the handle with its error. `deadline_s` seconds from now the request is aborted. ``sink="step"`` delivers to the
@@ -408,6 +409,7 @@ class TokenizerManager:
             return_hidden_states=return_hidden_states,
             add_special_tokens=add_special_tokens,
             wire_fields=wire_fields,
+            media=media,
         )
         return self._submit([request], sink, deadline_s)[0]
 

@@ -83,7 +83,7 @@ class Pipeline:
         shards = config.detokenizer_shards
         self.ingress_bell = Bell(primitives)
         self.egress_bell = Bell(primitives)
-        self.worker_bells = [Bell(primitives) for _ in range(config.tokenizer_workers if backend else 0)]
+        self.worker_bells = [Bell(primitives) for _ in range(config.tokenizer_workers if backend or config.encoder else 0)]
         self.shard_bells = [self.egress_bell if config.fused else Bell(primitives) for _ in range(shards)]
 
         self.live = LiveTable(config.max_live_requests, config.admitted_bytes, primitives)
@@ -113,7 +113,7 @@ class Pipeline:
             self.ring_out.trace(record, "egress")
 
         self.ingress = Ingress(schema, rules, shards=shards, seed=config.shard_seed, record=record)
-        self.workers = [TokenizerWorker(backend) for _ in self.worker_bells] if backend else []
+        self.workers = [TokenizerWorker(backend, config.encoder, rules.vocab_size) for _ in self.worker_bells]
         self.dispatcher = Dispatcher(schema, shards=shards, seed=config.shard_seed)
         self.shards = [
             Shard(

@@ -33,7 +33,7 @@ from ...codec.errors import (
     show,
 )
 from ...codec.rid import shard_of
-from ...fsm import AbortEvent, AbortSource, IllegalTransition, RequestEvent
+from ...fsm import AbortEvent, AbortSource, IllegalTransition, RequestEvent, RequestState
 from ..sink import EgressItem
 from .life import (
     Ended,
@@ -140,22 +140,22 @@ class Ingress:
         jobs = []
         for life in group.members:
             self.entries[life.rid] = life
+            request = life.request
+            media = None if request is None else request.media
             try:
                 self._advance(life, RequestEvent.VALIDATED)
                 if life.kind is Kind.GENERATE:
                     self._advance(life, RequestEvent.NEEDS_NORMALIZE)
-                if life.ids is not None or life.kind is not Kind.GENERATE:
+                if media is None and (life.ids is not None or life.kind is not Kind.GENERATE):
                     self._advance(life, RequestEvent.ALREADY_TOKENIZED)
                     continue
-                self._advance(life, RequestEvent.NEEDS_TOKENIZE)
+                self._advance(life, RequestEvent.NEEDS_TOKENIZE if media is None else RequestEvent.HAS_MULTIMODAL)
             except IllegalTransition as fault:
                 out.faults.append(f"illegal transition: {fault}")
                 self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
                 return
-            request = life.request
             assert request is not None
-            assert request.text is not None
-            jobs.append(Job(life.rid, request.text, request.add_special_tokens))
+            jobs.append(Job(life.rid, request.text, request.add_special_tokens, ids=life.ids, media=media))
         if len(jobs) > facts.pool_room:
             out.counts.append("refused_pool_full")
             self._fail_group(group, QueueFullError("the tokenizer pool's queue is full; try again later"), out)
@@ -177,7 +177,8 @@ class Ingress:
             return
         life.ids = done.ids
         try:
-            self._advance(life, RequestEvent.TOKENIZE_DONE)
+            encoding = life.state is RequestState.ENCODING
+            self._advance(life, RequestEvent.ENCODE_DONE if encoding else RequestEvent.TOKENIZE_DONE)
         except IllegalTransition as fault:
             out.faults.append(f"illegal transition: {fault}")
             self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
@@ -197,7 +198,7 @@ class Ingress:
             return
         group = life.group
         assert group is not None
-        was_waiting = life.ids is None and life.kind is Kind.GENERATE
+        was_waiting = life.state in (RequestState.TOKENIZING, RequestState.ENCODING)
         self._cancel(life, message.source, out)
         group.members.remove(life)
         if was_waiting:

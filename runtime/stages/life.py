@@ -191,14 +191,24 @@ def extras_key(parts: Sequence[Extras]) -> tuple[Any, ...]:
 
 
 class Job(Message):
-    """Ingress -> tokenizer pool."""
+    """Ingress -> tokenizer pool: `text` to tokenise, or with `media` text or `ids` for the encoder."""
 
-    __slots__ = ("add_special_tokens", "rid", "text")
+    __slots__ = ("add_special_tokens", "ids", "media", "rid", "text")
 
-    def __init__(self, rid: str, text: str, add_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        rid: str,
+        text: str | None,
+        add_special_tokens: bool,
+        *,
+        ids: np.ndarray[Any, Any] | None = None,
+        media: dict[str, Any] | None = None,
+    ) -> None:
         self.rid = rid
         self.text = text
         self.add_special_tokens = add_special_tokens
+        self.ids = ids
+        self.media = media
 
 
 class Tokenised(Message):

@@ -6,38 +6,65 @@ way. A tokenizer that raises fails the request it raised on and nobody else: the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from ...codec.admission import prompt_ids
 from ...codec.errors import HeadraceError, TokenizeError
 from ..text.tokenize import TokenizerBackend
 from ..text.vocabulary import is_foreign_fault
 from .life import Job, Tokenised
 
 
+class Encoder(Protocol):
+    """What turns a prompt with media into its final token ids; given as `RuntimeConfig.encoder`, called on the workers' threads.
+
+    `text` or `ids` (int64) is the prompt, `media` what the client sent under `image_data`, `audio_data`, `video_data` and
+    `modalities`. Returns ids in [0, vocab_size). Whatever it raises ends that request with code `tokenize`.
+    """
+
+    def encode(self, text: str | None, ids: Any, media: Mapping[str, Any]) -> Any: ...
+
+
 class TokenizerWorker:
     """Stateless: the back end is shared, immutable and safe to call from several threads."""
 
-    __slots__ = ("_backend",)
+    __slots__ = ("_backend", "_encoder", "_vocab_size")
 
-    def __init__(self, backend: TokenizerBackend) -> None:
+    def __init__(self, backend: TokenizerBackend | None, encoder: Encoder | None = None, vocab_size: int = 0) -> None:
         self._backend = backend
+        self._encoder = encoder
+        self._vocab_size = vocab_size
 
     def key(self) -> tuple[()]:
         return ()
 
     def step(self, jobs: Sequence[Job]) -> list[Tokenised]:
-        """One answer for each job, in order. Never raises for a text's fault."""
-        done: list[Tokenised | None] = [None] * len(jobs)
+        """One answer for each job, in order. Never raises for a prompt's fault."""
+        done: list[Tokenised | None] = [None if job.media is None else self._media(job) for job in jobs]
         for special in (True, False):
-            rows = [row for row, job in enumerate(jobs) if job.add_special_tokens is special]
+            rows = [row for row, job in enumerate(jobs) if job.media is None and job.add_special_tokens is special]
             if rows:
                 for row, answer in zip(rows, self._encode([jobs[row] for row in rows], special), strict=True):
                     done[row] = answer
         return [answer for answer in done if answer is not None]
 
-    def _encode(self, jobs: list[Job], special: bool) -> list[Tokenised]:
+    def _media(self, job: Job) -> Tokenised:
+        """One prompt with media: the encoder makes the final ids, which are judged like a client's."""
+        assert self._encoder is not None  # admission lets media in only where there is one
+        assert job.media is not None
         try:
-            encoded = self._backend.encode_batch([job.text for job in jobs], special)
+            return Tokenised(job.rid, prompt_ids(self._encoder.encode(job.text, job.ids, job.media), self._vocab_size))
+        except BaseException as fault:
+            if not is_foreign_fault(fault):
+                raise
+            # foreign code on one client's media: whatever it raises ends this request and nobody else's
+            return Tokenised(job.rid, None, TokenizeError(f"the encoder failed: {type(fault).__name__}"))
+
+    def _encode(self, jobs: list[Job], special: bool) -> list[Tokenised]:
+        assert self._backend is not None  # admission lets text in only where there is one
+        try:
+            encoded = self._backend.encode_batch([job.text or "" for job in jobs], special)
             return [Tokenised(job.rid, ids) for job, ids in zip(jobs, encoded, strict=True)]
         except BaseException as fault:
             if not is_foreign_fault(fault):
