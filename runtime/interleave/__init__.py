@@ -4,6 +4,7 @@ It knows nothing of the rest of headrace and needs nothing but the standard libr
 Lock, RLock, Condition and Event from an argument instead of from `threading`.
 """
 
+from .actors import Failure, Op
 from .linear import Called, History, Model, Raised, Tracker, explain, linearize
 from .primitives import Primitives, ScenarioError, WouldBlock
 from .search import (
@@ -19,7 +20,7 @@ from .search import (
     search,
 )
 from .session import RealWorld, Session, record, solo
-from .world import Failure, Op, World
+from .world import World
 
 __all__ = [
     "Called",

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .world import Actor, World
+    from .actors import Actor
+    from .world import World
 
 
 class WouldBlock(RuntimeError):

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .actors import Choice, Crew, Failure, Op
 from .guard import canon
 from .linear import Model, Tracker, explain
 from .primitives import ScenarioError
-from .world import STOP, Choice, Crew, Decider, Failure, Op, World
+from .world import STOP, Decider, World
 
 MOST_THREADS = 4
 """Up to this many threads `search` goes through all schedules, above it samples."""

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from .actors import Choice, Crew, Op
 from .linear import Called, Raised
 from .primitives import Primitives
 from .search import Scenario
-from .world import Choice, Crew, Op, World
+from .world import World
 
 T = TypeVar("T")
 

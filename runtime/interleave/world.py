@@ -15,10 +15,10 @@ Owns: the threads, virtual time, and the state by which a search knows where it 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from .actors import VERBS, Actor, Choice, Crew, Failure, Op, Unwind
 from .guard import GUARDS, Guard, canon, guard_class
 from .linear import Called, Raised, Tracker
 from .primitives import Condition, Lock, Primitives, ScenarioError
@@ -26,130 +26,10 @@ from .primitives import Condition, Lock, Primitives, ScenarioError
 T = TypeVar("T")
 
 
-class Unwind(BaseException):
-    """Ends a thread of an execution that is over. Not for catching."""
-
-
-class Op(NamedTuple):
-    """One call of a scenario's thread: see `op` and `after`."""
-
-    name: str
-    args: tuple[Any, ...]
-    function: Callable[..., Any] | None
-    follows: tuple[str, ...] = ()
-
-
-class Choice(NamedTuple):
-    """What may happen next: `kind` is go, time (its timeout fires), wake (for no reason), notify, or end (everybody sleeps on)."""
-
-    kind: str
-    actor: Actor | None
-
-
-class Failure(NamedTuple):
-    """What went wrong in one execution. `kind` is one word; see docs/interleave.md."""
-
-    kind: str
-    message: str
-    steps: tuple[str, ...]
-    history: tuple[Called, ...]
-    replay: str = ""
-
-
 STOP = -1
 """A decider's answer: cut this execution off."""
 
 Decider = Callable[["World", Sequence[Choice], bool], int]
-
-
-class Actor:
-    """One controlled thread's state in one execution."""
-
-    def __init__(self, index: int, name: str, ops: list[Op], baton: threading.Lock, first_bit: int) -> None:
-        self.index = index
-        self.name = name
-        self.ops = ops
-        self.baton = baton
-        self.first_bit = first_bit
-        self.at = 0
-        self.results: list[Any] = []
-        self.result_keys: list[Any] = []
-        self.before: list[int] = []
-        self.stamped = False
-        self.pending: tuple[str, Any] = ("idle", None)  # idle, go, lock, parked, after, done
-        self.deadline: float | None = None
-        self.timed_out = False
-        self.known: list[Any] = []
-        self.step_touched: set[tuple[int, str]] = set()
-        self.aliases: dict[int, Any] = {}
-        self.primitives_made = 0
-        self.inside = False
-
-    def key(self, now: float) -> tuple[Any, ...]:
-        kind, target = self.pending
-        left = None if self.deadline is None else self.deadline - now
-        number = getattr(target, "number", None)
-        return (
-            kind,
-            number,
-            left,
-            self.timed_out,
-            self.stamped,
-            self.at,
-            tuple(self.known),
-        )
-
-    def doing(self) -> str:
-        where = f" in {self.ops[self.at].name}" if self.at < len(self.ops) else ""
-        return _VERBS.get(self.pending[0], self.pending[0]).format(self.pending[1]) + where
-
-
-_VERBS = {
-    "lock": "takes {}",
-    "parked": "is parked on {}",
-    "after": "waits for {}",
-    "go": "goes on",
-    "time": "runs out of time",
-    "wake": "wakes for no reason",
-    "notify": "notifies {}",
-}
-
-
-class Crew:
-    """Operating-system threads, kept over many executions."""
-
-    def __init__(self, size: int) -> None:
-        self.batons = [threading.Lock() for _ in range(size)]
-        self.control = threading.Lock()
-        self.task: Callable[[int], None] | None = None
-        for lock in (*self.batons, self.control):
-            lock.acquire()
-        self.threads = [
-            threading.Thread(target=self._serve, args=(index,), name=f"interleave-{index}", daemon=True)
-            for index in range(size)
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def _serve(self, index: int) -> None:
-        while True:
-            self.batons[index].acquire()
-            task = self.task
-            if task is None:
-                return
-            task(index)
-
-    def close(self) -> None:
-        self.task = None
-        for baton, thread in zip(self.batons, self.threads, strict=True):
-            baton.release()
-            thread.join()
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class World:
@@ -527,7 +407,7 @@ class World:
     def _note(self, failure: Failure) -> None:
         if self.failure is None:
             steps = tuple(
-                f"{actor.name} {_VERBS.get(kind, kind).format(target)}"
+                f"{actor.name} {VERBS.get(kind, kind).format(target)}"
                 + (f" in {actor.ops[at].name}" if at < len(actor.ops) else "")
                 for actor, kind, target, at in self.steps
             )
