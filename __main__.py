@@ -147,11 +147,16 @@ def inspect(
 
 
 @app.command(short_help="Validate a recorded trace.")
-def trace(file: Annotated[str, typer.Argument(help="A trace, as `headrace demo --trace FILE` writes it.")]) -> Job:
+def trace(
+    file: Annotated[str, typer.Argument(help="A trace, as `headrace demo --trace FILE` writes it.")],
+    perfetto: Annotated[
+        str | None, typer.Option(metavar="OUT", help="Write a file for the Perfetto UI or chrome://tracing.")
+    ] = None,
+) -> Job:
     """Every recorded step against the tables and the rules between the machines (exit status 1 if one is broken)."""
     from .runtime.commands import trace_file
 
-    return lambda: trace_file(file, sys.stdout)
+    return lambda: trace_file(file, perfetto, sys.stdout)
 
 
 @app.command(short_help="The conformance kit against an implementation.")
@@ -264,6 +269,35 @@ def fuzz(
         )
 
     return job
+
+
+@app.command(short_help="The benchmark, as a table and a plot.")
+def bench(
+    rust_so: Annotated[
+        str | None, typer.Option(metavar="FILE", help="SGLang's compiled server extension, as a peer.")
+    ] = None,
+    tokenizer_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A folder with a tokenizer.json. Default: the demo's.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the least of each number counts.")] = 5,
+    scale: Annotated[float, typer.Option(min=0.01, max=10, help="Tokens per request, relative to the full run.")] = 1.0,
+    only: Annotated[str, typer.Option(help="Only rows whose name holds this.")] = "",
+    json_: Annotated[str | None, typer.Option("--json", metavar="OUT", help="Write the numbers to this file.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="OUT.svg", help="Draw the ratios into this file.")] = None,
+) -> Job:
+    """Frame to text, without HTTP: ratios to peers measured in the same run, targets, and the floors beside them."""
+    from .runtime.bench.report import run_command
+
+    return lambda: run_command(
+        sys.stdout,
+        rust_so=rust_so,
+        tokenizer_dir=tokenizer_dir,
+        rounds=rounds,
+        scale=scale,
+        only=only,
+        json_to=json_,
+        plot_to=plot,
+    )
 
 
 @spec_app.command("list")

@@ -20,6 +20,7 @@ from ..codec.inspect import describe, render
 from ..codec.schema import load_schema, schema_names
 from ..fsm import MACHINES, Trace, TraceError, export, validate
 from ..fsm.exports import FORMATS
+from ..fsm.perfetto import to_perfetto
 from .demo_view import printable
 
 # ---- inspect
@@ -54,11 +55,20 @@ def _read(file: str, most: int) -> bytes:
         raise ValidationError(f"{show(file)} is not the name of a file") from None
 
 
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, "utf-8")
+    except OSError as error:
+        raise ValidationError(f"{show(file)} cannot be written: {error.strerror}") from None
+    except ValueError:
+        raise ValidationError(f"{show(file)} is not the name of a file") from None
+
+
 # ---- trace
 
 
-def trace_file(file: str, out: IO[str]) -> int:
-    """Validates the recorded trace in `file` on `out`; 0, or 1 where it breaks a rule."""
+def trace_file(file: str, perfetto: str | None, out: IO[str]) -> int:
+    """Validates the recorded trace in `file` on `out`; 0, or 1 where it breaks a rule. `perfetto`: a file for a trace viewer, too."""
     try:
         trace = Trace.read(file)
     except TraceError as error:
@@ -68,6 +78,8 @@ def trace_file(file: str, out: IO[str]) -> int:
     except ValueError:
         raise ValidationError(f"{show(file)} is not the name of a file") from None
     violations = validate(trace)
+    if perfetto is not None:
+        _write(perfetto, to_perfetto(trace))
     for violation in violations:
         out.write("".join(f"{printable(line)}\n" for line in str(violation).splitlines()))
     if not trace.ended:

@@ -124,6 +124,10 @@ MISTAKES = [
     (["trace", "/no/such/file"], "cannot be read"),
     (["trace", __file__], "line 1: not JSON"),
     (["trace", "."], "cannot be read"),
+    (["bench", "--rust-so", __file__], "--tokenizer-dir"),
+    (["bench", "--rust-so", "/no/such/file", "--tokenizer-dir", "."], "/no/such/file"),
+    (["bench", "--json", "/no/such/folder/file"], "cannot be written"),
+    (["bench", "--only", "nonsense"], "nonsense"),
     (["spec", "nonsense"], "nonsense"),
     (["spec", "export", "machine/nobody"], "machine/request"),
     (["spec", "export", "machine/request", "--format", "pdf"], "mermaid"),
@@ -291,6 +295,11 @@ def test_a_demos_trace_is_written_and_validates_and_one_forged_step_is_found(tmp
     status, out, err = here("trace", str(file))
     assert (status, err) == (0, "")
     assert out.endswith(" records, 0 violations\n")
+    drawn = tmp_path / "perfetto.json"
+    assert here("trace", str(file), "--perfetto", str(drawn))[0] == 0
+    assert json.loads(drawn.read_text())["traceEvents"]
+    status, out, err = here("trace", str(file), "--perfetto", "/no/such/folder/file")
+    assert (status, out, err.count("\n")) == (2, "", 1)
     lines = file.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if '"event": "NEEDS_TOKENIZE"' in line)
     forged = json.loads(lines[at]) | {"to": "QUEUED", "stage": "\x1b[2J"}
@@ -301,6 +310,32 @@ def test_a_demos_trace_is_written_and_validates_and_one_forged_step_is_found(tmp
     assert "the file was cut" in out
     file.write_text('{"trace": "headrace", "version": 1, "machines": [1]}')
     assert here("trace", str(file))[0] == 2
+
+
+# ---- bench
+
+
+def test_the_benchmark_names_the_machine_its_peers_the_targets_and_the_floors(tmp_path, here):
+    numbers, picture = tmp_path / "bench.json", tmp_path / "bench.svg"
+    options = [
+        "--scale",
+        "0.01",
+        "--rounds",
+        "1",
+        "--only",
+        "step sink",
+        "--json",
+        str(numbers),
+        "--plot",
+        str(picture),
+    ]
+    status, out, _ = here("bench", *options)
+    assert status == 0
+    for words in ("without HTTP", "machine: ", "DecodeStream.step", "not measured", "memory copy of the frame"):
+        assert words in out
+    [row] = json.loads(numbers.read_text())["rows"]
+    assert row["ours"] > 0
+    assert "step sink, 256 requests / DecodeStream.step" in picture.read_text()
 
 
 # ---- spec

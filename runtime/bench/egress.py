@@ -86,7 +86,7 @@ def _top(requests: int, ids: int, top: int) -> dict[str, Any]:
 def decode_stream(tokenizer: Tokenizer, work: Workload, *, most: int = 20_000) -> float:
     """CPU µs per token of one `DecodeStream.step` per token, over at most `most` tokens of the workload."""
     done = 0
-    began = time.process_time()
+    began = time.thread_time()
     for row in work.ids:
         stream = DecodeStream(skip_special_tokens=True)
         for token in row.tolist():
@@ -94,11 +94,11 @@ def decode_stream(tokenizer: Tokenizer, work: Workload, *, most: int = 20_000) -
         done += len(row)
         if done >= most:
             break
-    return (time.process_time() - began) / done * 1e6
+    return (time.thread_time() - began) / done * 1e6
 
 
 def headrace(tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: bool = False) -> float:
-    """CPU µs per token of headrace on this workload."""
+    """CPU µs per token of headrace on this workload (this thread only: a peer may run beside it in the same process)."""
     vocab = max(tokenizer.get_vocab_size(with_added_tokens=True), int(work.ids.max()) + 1)
     manager = TokenizerManager(
         RuntimeConfig(tokenizer=tokenizer, context_len=1 << 20, vocab_size=vocab, wire=wire, trace=trace)
@@ -125,12 +125,12 @@ def headrace(tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: b
     spent = 0.0
     push, shard, dispatch = pipeline.ring_out_producer.push, pipeline.move_shard, pipeline.move_dispatch
     for at in range(0, len(steps), _DRAIN_EVERY):
-        began = time.process_time()
+        began = time.thread_time()
         for frame in steps[at : at + _DRAIN_EVERY]:
             push(frame)
             dispatch()
             shard(0)
-        spent += time.process_time() - began
+        spent += time.thread_time() - began
         if at + _DRAIN_EVERY < len(steps):
             for sink in sinks:
                 sink.take()
