@@ -1,7 +1,6 @@
 """A config of wrong types was found late: `cores="01"` ended every stage, `allow_auto_truncate="no"` switched truncation on."""
 
 import pytest
-
 from headrace import RuntimeConfig, TokenizerManager, specs
 from headrace.codec import ValidationError
 
