@@ -51,11 +51,6 @@ _add(STATES, 988, "batch", "text", "stream", batch=True, ring_in=2, abort=(0, "G
 _add(STATES, 10827, "everything at once", "text", abort=(0, "API"), fault="die", shutdown=True)
 _add(STATES, 2382, "three chunks, small sink", "stream", "stream", chunks=3, sink=1, reading=True)
 _add(DEEP, 14109, "two streams, shutdown", "stream", "stream", shutdown=True)
-_add(DEEP, 0, "abort, shutdown", "stream", "text", abort=(0, "GUARD"), shutdown=True)
-_add(DEEP, 0, "shutdown, scheduler dies", "stream", "whole", fault="die", shutdown=True)
-_add(DEEP, 0, "abort, malformed frame, two shards", "text", "stream", shards=2, fault="malformed", abort=(1, "API"))
-_add(DEEP, 0, "abort, shutdown, two shards", "stream", "whole", shards=2, abort=(1, "API"), shutdown=True)
-_add(DEEP, 0, "three requests, abort", "stream", "text", "whole", abort=(0, "API"))
 
 
 def explored(setup: Setup, pipeline: Callable[..., Pipeline] = Pipeline, *, audit: bool = False) -> Result:
