@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.codec import encode_abort
 from headrace.fsm import AbortSource
+from headrace.runtime import EgressItem
 from headrace.runtime.pipeline import Pipeline
 from headrace.runtime.ring import EgressConsumer, IngressConsumer
 from headrace.runtime.stages.dispatch import Batch, Dispatcher
@@ -218,3 +219,33 @@ class GroupTornApart(Pipeline):
     def _commit_ingress(self, out: Outbox) -> None:
         out.requests = out.requests[:1]
         super()._commit_ingress(out)
+
+
+class CrossTalk(Pipeline):
+    """Two requests of one step get each other's chunks."""
+
+    def _offer(self, index: int, out: Any) -> Any:
+        at = [number for number, (_, item) in enumerate(out.items) if isinstance(item, EgressItem.Frame)][:2]
+        if len(at) == 2:
+            (one, first), (two, second) = (out.items[number] for number in at)
+            out.items[at[0]], out.items[at[1]] = (one, second), (two, first)
+        return super()._offer(index, out)
+
+
+class ColumnsCrossed(Pipeline):
+    """The same for what is put in columns."""
+
+    def _offer(self, index: int, out: Any) -> Any:
+        for columns in out.columns:
+            columns.pairs = list(columns.pairs)[::-1]
+        return super()._offer(index, out)
+
+
+class ChunkLost(Pipeline):
+    """A step's first chunk is not put into its sink."""
+
+    def _offer(self, index: int, out: Any) -> Any:
+        frames = [pair for pair in out.items if isinstance(pair[1], EgressItem.Frame)]
+        if len(frames) > 1:
+            out.items.remove(frames[0])
+        return super()._offer(index, out)

@@ -24,6 +24,9 @@ PLANTED = {
     "room is not told": (bad.RoomNotTold, ("property 9", "property 11")),
     "reader is not woken": (bad.ReaderNotWoken, ("property 10",)),
     "slot not given back": (bad.SlotLeaked, ("property 4", "property 9")),
+    "two requests get each other's chunks": (bad.CrossTalk, ("property 2",)),
+    "columns crossed": (bad.ColumnsCrossed, ("property 2",)),
+    "a chunk is lost": (bad.ChunkLost, ("property 2",)),
     "batch torn apart": (bad.GroupTornApart, ("property 9", "property 5")),
 }
 BUSY = SimOptions(ring_in=1, scheduler=2, abort=20, leave=5, clients=8, channel=64, ring_out=16)
