@@ -1,6 +1,7 @@
-"""headrace itself as a target of the conformance kit: `headrace conform headrace.runtime.conformance_target:threads`.
+"""headrace itself as a target of the conformance kit: `headrace conform headrace.runtime.conformance_target:threads` (or
+`:simulation`, the same stages under a seeded single thread).
 
-Owns: the adapter, nothing else. One manager per case; a client's output is taken by a thread that starts at its first `read`, so
+Owns: the adapters, nothing else. One manager per case; a client's output is taken by a thread that starts at its first `read`, so
 that a client that has not read yet is a slow one.
 """
 
@@ -8,20 +9,25 @@ from __future__ import annotations
 
 import json
 import queue
+import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .._version import __version__
 from ..codec import encode_control, load_schema
-from ..codec.errors import HeadraceError
+from ..codec.errors import HeadraceError, ShuttingDownError
 from ..codec.vectors import meaning
 from ..fsm import MACHINES, export
+from .closing import Closing, Until, Wait
 from .config import RuntimeConfig
 from .handle import Chunk, RequestHandle
 from .manager import TokenizerManager
+from .threads import DriverThread
 
 _SETTINGS = (
     "context_len",
@@ -76,11 +82,12 @@ class ThreadsTarget:
         }
 
     def start(self, wire: str, config: Mapping[str, Any]) -> None:
-        chosen = {name: config[name] for name in _SETTINGS if name in config}
-        self._manager = TokenizerManager(
-            RuntimeConfig(tokenizer=config.get("tokenizer"), wire=wire, **{**chosen, **self._settings})
-        )
+        self._manager = TokenizerManager(self._config(wire, config))
         self._manager.start()
+
+    def _config(self, wire: str, config: Mapping[str, Any]) -> RuntimeConfig:
+        chosen = {name: config[name] for name in _SETTINGS if name in config}
+        return RuntimeConfig(tokenizer=config.get("tokenizer"), wire=wire, **{**chosen, **self._settings})
 
     @property
     def _tm(self) -> TokenizerManager:
@@ -250,9 +257,129 @@ def _chunk(chunk: Chunk) -> dict[str, Any]:
     }
 
 
+class _Unthreaded(TokenizerManager):
+    """A manager without driver threads: whoever holds it makes the moves."""
+
+    def _build_threads(self) -> list[DriverThread]:
+        return []
+
+
+class SimulationTarget(ThreadsTarget):
+    """The same stages and clients, moved by one thread in an order that a seed draws; no stage runs while an operation does not.
+
+    The shutdown is the shipped script (`Closing`). Its drain deadline is virtual: it passes when `joined` asks for the end.
+    """
+
+    def __init__(self, seed: int = 0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._rng = random.Random(seed)
+        self._closing: Closing | None = None
+        self._until: Wait | None = None
+
+    def hello(self) -> dict[str, Any]:
+        return {**super().hello(), "name": "headrace (simulation)"}
+
+    def start(self, wire: str, config: Mapping[str, Any]) -> None:
+        self._closing, self._until = None, None
+        self._manager = _Unthreaded(self._config(wire, config))
+        self._manager.start()
+        pipeline = self._manager._pipeline
+        self._moves: list[Callable[[], bool]] = [pipeline.move_ingress, pipeline.move_dispatch]
+        self._moves += [partial(pipeline.move_worker, index) for index in range(len(pipeline.workers))]
+        self._moves += [partial(pipeline.move_shard, index) for index in range(len(pipeline.shards))]
+
+    def _pump(self) -> None:
+        """Moves in a random order until none is enabled."""
+        while any(move() for move in self._rng.sample(self._moves, len(self._moves))):
+            pass
+
+    def _end(self, deadline_passed: bool) -> None:
+        """Go on with the shutdown as far as it goes without waiting."""
+        while self._until is not None:
+            self._pump()
+            empty = not self._tm._pipeline.live.lives()
+            if self._until.until is Until.EMPTY and not empty and self._until.timeout and not deadline_passed:
+                return
+            self._until = next(self._closing, None) if self._closing is not None else None
+
+    def _patiently(self, done: Callable[[], Any], timeout_s: float) -> Any:
+        """`done()` once it is something, with moves in between: clients and callers have threads of their own."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._pump()
+            result = done()
+            if result or time.monotonic() >= deadline:
+                return result
+            self._tm._pipeline.ingress_bell.wait(0.002)
+
+    def submit(self, key: str, body: str) -> None:
+        super().submit(key, body)
+        self._pump()
+
+    def drain(self, max: int, timeout_s: float) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = self._patiently(lambda: super(SimulationTarget, self).drain(max, 0), timeout_s)
+        self._pump()  # there is room in the ring again
+        return messages
+
+    def push(self, frame: bytes) -> bool:
+        took = super().push(frame)
+        self._pump()
+        self._end(False)
+        return took
+
+    def read(self, key: str, timeout_s: float) -> dict[str, Any]:
+        told: dict[str, Any] = {"chunks": [], "end": None}
+
+        def look() -> bool:
+            told.update(super(SimulationTarget, self).read(key, 0.001 if timeout_s else 0))
+            return bool(told["chunks"] or told["end"])
+
+        self._patiently(look, timeout_s)
+        return told
+
+    def abort(self, rid: str) -> None:
+        super().abort(rid)
+        self._pump()
+
+    def close(self, key: str) -> None:
+        super().close(key)
+        self._pump()
+
+    def scheduler_close(self) -> None:
+        super().scheduler_close()
+        self._pump()
+
+    def shutdown(self, drain_s: float) -> None:
+        if self._closing is None:
+            refusal = ShuttingDownError("the manager is shutting down")
+            self._closing = Closing(self._tm._pipeline, refusal, drain=drain_s, settle=0, join=0)
+            self._until = next(self._closing)
+        self._end(False)
+
+    def joined(self, timeout_s: float) -> bool:
+        self._end(True)
+        return self._until is None
+
+    def stop(self) -> None:
+        if self._manager is not None:
+            for client in self._clients.values():
+                if client.handle is not None:
+                    client.handle.close()
+            self._manager.scheduler.close()
+            self._pump()
+            self.shutdown(0)
+            self._end(True)
+        super().stop()
+
+
 def threads() -> ThreadsTarget:
     """One detokenizer shard, dispatcher and shard fused: the default."""
     return ThreadsTarget()
+
+
+def simulation() -> SimulationTarget:
+    """One thread, two shards, an order of moves drawn from a seed."""
+    return SimulationTarget(detokenizer_shards=2)
 
 
 def threads_apart() -> ThreadsTarget:

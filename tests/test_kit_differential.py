@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 from headrace import specs
-from headrace.runtime.conformance_target import threads
-from headrace.specs.conformance.differential import EXPLAINED, Disagreement, compare, main, make, run
+from headrace.runtime.conformance_target import simulation, threads
+from headrace.specs.conformance.differential import (
+    EXPLAINED,
+    Disagreement,
+    Vocabulary,
+    compare,
+    main,
+    make,
+    run,
+)
 from headrace.specs.conformance.lines import Caller, Direct, python_target
 from kit_helpers import CutsAtTheLast, NoFlush, NoHoldBack, OneTokenAtATime, OptionsOfTheFirst
 from kit_helpers import Naive as Small
@@ -20,9 +28,11 @@ SCRIPTS = 300 if os.environ.get("HEADRACE_PROFILE") == "deep" else 60
 SEED = random.SystemRandom().randrange(1 << 30) if os.environ.get("HEADRACE_PROFILE") == "deep" else 7000
 
 
-def check(first: Caller, second: Caller, scripts: int = SCRIPTS, seed: int = SEED) -> list[Disagreement]:
+def check(
+    first: Caller, second: Caller, scripts: int = SCRIPTS, seed: int = SEED, vocabulary: Vocabulary | None = None
+) -> list[Disagreement]:
     try:
-        ran, found, features = run(first, second, seed=seed, scripts=scripts, seconds=120.0)
+        ran, found, features = run(first, second, seed=seed, scripts=scripts, seconds=120.0, vocabulary=vocabulary)
     finally:
         first.end()
         second.end()
@@ -33,6 +43,12 @@ def check(first: Caller, second: Caller, scripts: int = SCRIPTS, seed: int = SEE
 
 def test_headrace_and_the_naive_implementation_agree_on_everything() -> None:
     assert check(Direct(threads), Direct(Small)) == []
+
+
+def test_headrace_on_threads_and_in_simulation_agree_on_everything_also_with_a_real_tokenizer() -> None:
+    vocabulary = Vocabulary.of(str(specs.path("data")))
+    assert vocabulary.size > 3000
+    assert check(Direct(threads), Direct(simulation), SCRIPTS // 2, vocabulary=vocabulary) == []
 
 
 @pytest.mark.parametrize("variant", [NoFlush, NoHoldBack, OneTokenAtATime, CutsAtTheLast, OptionsOfTheFirst])
@@ -49,6 +65,17 @@ def test_headrace_and_sglangs_server_disagree_only_where_a_numbered_difference_s
     )
     assert [one for one in found if not one.number] == []
     assert {one.number for one in found} >= {"D06", "D07", "D11"}  # it is not silent where they do differ
+
+
+def test_headrace_and_sglangs_server_agree_as_much_with_a_real_tokenizer() -> None:
+    need_server()
+    found = check(
+        python_target("headrace.runtime.conformance_target:threads"),
+        python_target("headrace.specs.conformance.sglang_target:server"),
+        SCRIPTS // 2,
+        vocabulary=Vocabulary.of(str(specs.path("data"))),
+    )
+    assert [one for one in found if not one.number] == []
 
 
 def test_a_script_is_its_seed_and_all_kinds_of_trouble_come() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace.runtime.conformance_target import simulation
 from headrace.specs.conformance.cases import load_cases
 from headrace.specs.conformance.lines import Caller, Direct, Process, python_target, serve
 from headrace.specs.conformance.protocol import CAPABILITIES, KitError, check_hello
@@ -60,6 +61,13 @@ def test_headrace_conforms_with_three_shards_and_every_stage_on_its_own_thread()
         if case.suite in ("machines", "abort", "shutdown", "errors") or case.id.startswith("text.s")
     ]
     report = on("headrace.runtime.conformance_target:threads_apart", cases=chosen, wires=["v1"])
+    assert failures(report) == []
+    assert report.ok
+
+
+def test_headrace_in_simulation_conforms() -> None:
+    """The same stages, moved by one seeded thread: every case on one wire, all of the others' are the same code."""
+    report = run(Direct(simulation), [case for case in CASES if "vector" not in case.steps[0]], wires=["v2"])
     assert failures(report) == []
     assert report.ok
 
@@ -231,7 +239,7 @@ def test_serve_answers_an_unknown_operation_and_a_line_that_is_no_json() -> None
 
 
 def test_the_targets_own_capabilities_are_known() -> None:
-    for spec in (THREADS, "headrace.runtime.conformance_target:threads_apart"):
+    for spec in (THREADS, "headrace.runtime.conformance_target:simulation"):
         caller: Caller = python_target(spec)
         try:
             hello = check_hello(caller.call("hello", {}, 30.0))

@@ -19,11 +19,11 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .cases import DEFAULT_CONFIG, Case
+from .cases import Case, tokenizer_folder
 from .lines import Caller, python_target
 from .protocol import KitError, TargetFault, check_hello
 from .steps import Mismatch, Session
@@ -58,10 +58,33 @@ _TEXTS: Final = (
 )
 _STOPS: Final = ("END", "<|end|>", "\n\n", "文", "more. ", "x")
 _BROKEN: Final = (b"\xff", b"\xf0\x9f", b"\xed\xa0\x80", b"\xc0\xaf", b"\x80", b"\xe6\x97")
-_SPECIAL: Final = (256, 257, 258)
 _PATIENCE_S: Final = (
     0.3  # for what may rightly never come: an abort of a request that has ended, a client that is left waiting
 )
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """How the texts of a script become ids: the kit's byte-level tokenizer, or one that is given."""
+
+    folder: str
+    encode: Callable[[str], list[int]]
+    size: int
+    special: tuple[int, ...]
+
+    @classmethod
+    def of(cls, folder: str | None = None) -> Vocabulary:
+        """The byte-level toy, or the tokenizer.json in `folder`."""
+        if folder is None:
+            return cls(str(tokenizer_folder("byte-level")), lambda text: list(text.encode()), 256, (256, 257, 258))
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        special = tuple(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
+        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        return cls(
+            folder, lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids), size, special or (0,)
+        )
 
 
 @dataclass
@@ -73,12 +96,15 @@ class Script:
     keys: list[str] = field(default_factory=list)
     features: dict[str, set[str]] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
+    config: dict[str, Any] = field(default_factory=dict)
 
 
-def make(seed: int) -> Script:
-    """The script of `seed`."""
+def make(seed: int, vocabulary: Vocabulary | None = None) -> Script:
+    """The script of `seed` (and of the vocabulary)."""
+    words = vocabulary or Vocabulary.of()
     rng = random.Random(seed)
     script = Script(seed)
+    script.config = {"tokenizer": words.folder, "context_len": 4096, "vocab_size": max(words.size, 260)}
     pending: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     # some kinds of trouble are switched off in each script: uniform trouble everywhere has blind spots
     trouble = {
@@ -91,7 +117,7 @@ def make(seed: int) -> Script:
         script.keys.append(key)
         script.features[key] = set()
         script.steps.append(_open(rng, key, at))
-        pending[key] = _actions(rng, script.steps[-1]["body"], script.features[key], trouble)
+        pending[key] = _actions(rng, script.steps[-1]["body"], script.features[key], trouble, words)
     while any(pending.values()):
         rows: list[dict[str, Any]] = []
         for key in rng.sample(script.keys, len(script.keys)):
@@ -131,17 +157,17 @@ def _open(rng: random.Random, key: str, at: int) -> dict[str, Any]:
 
 
 def _actions(
-    rng: random.Random, body: dict[str, Any], features: set[str], trouble: set[str]
+    rng: random.Random, body: dict[str, Any], features: set[str], trouble: set[str], words: Vocabulary
 ) -> list[tuple[str, dict[str, Any]]]:
     """What happens to one request: chunks, and an end of some kind."""
     ids: list[int] = []
     for _ in range(rng.randint(0, 6)):
-        ids += rng.choice(_TEXTS).encode()
+        ids += words.encode(rng.choice(_TEXTS))
         if "broken-text" in trouble and rng.random() < 0.3:
-            ids += rng.choice(_BROKEN)
+            ids += rng.choice(_BROKEN) if words.size == 256 else rng.choices(range(words.size), k=2)
         if rng.random() < 0.15:
-            ids.append(rng.choice(_SPECIAL))
-    finish = _finish(rng, body["sampling_params"], ids, features)
+            ids.append(rng.choice(words.special))
+    finish = _finish(rng, body["sampling_params"], ids, features, words)
     cuts = sorted(rng.choices(range(len(ids) + 1), k=rng.randint(0, 6)))
     chunks = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
     actions: list[tuple[str, dict[str, Any]]] = [("row", {"ids": chunk}) for chunk in chunks]
@@ -164,7 +190,9 @@ def _actions(
     return actions
 
 
-def _finish(rng: random.Random, params: dict[str, Any], ids: list[int], features: set[str]) -> dict[str, Any]:
+def _finish(
+    rng: random.Random, params: dict[str, Any], ids: list[int], features: set[str], words: Vocabulary
+) -> dict[str, Any]:
     kind = rng.choice(
         (
             "stop",
@@ -184,11 +212,11 @@ def _finish(rng: random.Random, params: dict[str, Any], ids: list[int], features
     if kind == "string" and "stop" in params:
         matched = rng.choice(params["stop"])
         if rng.random() < 0.8:
-            ids += (matched + rng.choice(("", "", "tail"))).encode()
+            ids += words.encode(matched + rng.choice(("", "", "tail")))
         features.add("stop-string")
         return {"type": "stop", "matched": matched}
     if kind in ("token", "elsewhere"):
-        token = rng.choice((0, 10, 65, 257))
+        token = rng.choice((0, 10, 65, words.special[-1]))
         ids += [token] if kind == "token" else rng.choice(([token, 66], [67]))
         features.add("matched-elsewhere" if kind == "elsewhere" else "stop-token")
         if params.get("no_stop_trim"):
@@ -305,7 +333,7 @@ def observe(caller: Caller, script: Script, limit_s: float = 5.0) -> dict[str, d
         about="",
         needs=(),
         wires=("v2",),
-        config=dict(DEFAULT_CONFIG),
+        config=script.config,
         steps=(*script.steps, {"observe": script}),
     )
     return Observer(caller, case, "v2", limit_s).observe(script)
@@ -341,7 +369,7 @@ def _numbers(features: set[str], fields: Sequence[str]) -> str:
 
 
 def run(
-    first: Caller, second: Caller, *, seed: int, scripts: int, seconds: float
+    first: Caller, second: Caller, *, seed: int, scripts: int, seconds: float, vocabulary: Vocabulary | None = None
 ) -> tuple[int, list[Disagreement], Counter[str]]:
     """`scripts` scripts from `seed` on, or as many as fit into `seconds`: how many ran, what disagreed, and features seen."""
     found: list[Disagreement] = []
@@ -351,7 +379,7 @@ def run(
     for at in range(seed, seed + scripts):
         if time.monotonic() > deadline:
             break
-        script = make(at)
+        script = make(at, vocabulary)
         seen: list[dict[str, Any]] = []
         try:
             for caller in (first, second):
@@ -375,13 +403,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--scripts", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="a folder with a tokenizer.json; default: the kit's own")
     options = parser.parse_args(argv)
     callers = [python_target(spec) for spec in (options.first, options.second)]
     try:
         for caller in callers:
             if "v2" not in check_hello(caller.call("hello", {}, 30.0))["wires"]:
                 raise KitError("both targets must speak wire v2")
-        ran, found, features = run(*callers, seed=options.seed, scripts=options.scripts, seconds=options.seconds)
+        vocabulary = Vocabulary.of(options.tokenizer)
+        ran, found, features = run(
+            *callers, seed=options.seed, scripts=options.scripts, seconds=options.seconds, vocabulary=vocabulary
+        )
     except (KitError, TargetFault) as fault:
         print(fault, file=sys.stderr)
         return 2
@@ -401,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ).decode()
             )
             print(
-                f"  replay: python -m headrace.specs.conformance.differential {options.first} {options.second} --seed {one.seed} --scripts 1\n  script: {json.dumps(make(one.seed).steps)}"
+                f"  replay: python -m headrace.specs.conformance.differential {options.first} {options.second} --seed {one.seed} --scripts 1\n  script: {json.dumps(make(one.seed, vocabulary).steps)}"
             )
     return 1 if numbers["unexplained"] else 0
 

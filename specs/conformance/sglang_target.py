@@ -36,7 +36,20 @@ import numpy as np
 VERSION: Final = "0.5.23"
 SO_NAME: Final = "_server.cpython-311-x86_64-linux-gnu.so"
 SO_SHA256: Final = "5ee923be3e6273ff3f8c59c802820afc8071ee7ba0606a5b104a64c5dc59f96f"
-_PIP: Final = ("download", "-q", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11", "--platform")
+_PIP: Final = (
+    "download",
+    "-q",
+    "--retries",
+    "1",
+    "--timeout",
+    "15",
+    "--no-deps",
+    "--only-binary",
+    ":all:",
+    "--python-version",
+    "3.11",
+    "--platform",
+)
 _PLATFORM: Final = "manylinux_2_34_x86_64"
 _HTTP_LIMIT_S: Final = 30.0
 
@@ -84,7 +97,7 @@ def _download() -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", *_PIP, _PLATFORM, "-d", scratch, f"sglang=={VERSION}"]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=90)
         except (OSError, subprocess.SubprocessError) as fault:
             raise OSError(f"pip cannot download sglang=={VERSION}: {type(fault).__name__}") from None
         wheel = next(Path(scratch).glob("sglang-*.whl"))

@@ -73,7 +73,7 @@ class Session:
     def run(self) -> None:
         """All steps, then what holds for every case. Mismatch, TargetFault or KitError says why not."""
         config = dict(self._case.config)
-        if config.get("tokenizer") is not None:
+        if config.get("tokenizer") is not None and "/" not in config["tokenizer"]:  # the name of one of the kit's own
             config["tokenizer"] = str(tokenizer_folder(config["tokenizer"]))
         if any("vector" in step for step in self._case.steps):
             for step in self._case.steps:
