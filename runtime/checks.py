@@ -51,6 +51,8 @@ _add(STATES, 988, "batch", "text", "stream", batch=True, ring_in=2, abort=(0, "G
 _add(STATES, 10827, "everything at once", "text", abort=(0, "API"), fault="die", shutdown=True)
 _add(STATES, 2382, "three chunks, small sink", "stream", "stream", chunks=3, sink=1, reading=True)
 _add(DEEP, 14109, "two streams, shutdown", "stream", "stream", shutdown=True)
+_add(DEEP, 63327, "shutdown, scheduler dies", "stream", "whole", fault="die", shutdown=True)
+_add(DEEP, 44369, "abort, malformed frame, two shards", "text", "stream", shards=2, fault="malformed", abort=(1, "API"))
 
 
 def explored(setup: Setup, pipeline: Callable[..., Pipeline] = Pipeline, *, audit: bool = False) -> Result:
