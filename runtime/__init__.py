@@ -4,7 +4,7 @@ from ..fsm import AbortSource
 from .channel import PushResult
 from .config import RuntimeConfig
 from .handle import Chunk, Completion, RequestHandle, Usage, acumulative, cumulative
-from .manager import Stats, StepBatch, TokenizerManager
+from .manager import TokenizerManager
 from .port import SchedulerPort
 from .ring import egress_ring, ingress_ring
 from .schedulers import EchoScheduler, MarkovScheduler
@@ -13,6 +13,8 @@ from .server_args import ServerArgs
 from .simulation import Simulation
 from .sink import EgressItem, SinkError
 from .stages.tokenize import Encoder
+from .stats import Stats
+from .steps import StepBatch
 
 __all__ = [
     "AbortSource",

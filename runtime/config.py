@@ -29,7 +29,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     in ``[0, vocab_size)``); where it is None the tokenizer's highest id + 1 is used. `wire` is "v1", "v2", a path to a schema
     file, or a loaded `WireSchema`. `fused` puts the egress dispatcher and all detokenizer shards on one thread: under the GIL
     a hop between threads costs more than it gives, so that is the default. `cores` pins the threads (Linux only).
-    `encoder` (see `Encoder`) makes the ids of prompts with media; without one media is refused.
+    `fast_tokenizer` uses the back end of the extra `fast` where its ids are proven equal. `encoder` (see `Encoder`) makes the ids of
+    prompts with media; without one media is refused.
     `incremental_streaming_output` False makes handles give the cumulative view. `log_level` sets the level of the logger
     "headrace"; None leaves logging alone. The limits are those of `docs/limits.md`; the sizes of one request's own fields are in
     `request_limits`.
@@ -37,6 +38,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tokenizer: Any = None
     encoder: Any = None
+    fast_tokenizer: bool = False
     skip_tokenizer_init: bool = False
     context_len: int = 8192
     vocab_size: int | None = None

@@ -83,7 +83,9 @@ class Pipeline:
         shards = config.detokenizer_shards
         self.ingress_bell = Bell(primitives)
         self.egress_bell = Bell(primitives)
-        self.worker_bells = [Bell(primitives) for _ in range(config.tokenizer_workers if backend or config.encoder else 0)]
+        self.worker_bells = [
+            Bell(primitives) for _ in range(config.tokenizer_workers if backend or config.encoder else 0)
+        ]
         self.shard_bells = [self.egress_bell if config.fused else Bell(primitives) for _ in range(shards)]
 
         self.live = LiveTable(config.max_live_requests, config.admitted_bytes, primitives)

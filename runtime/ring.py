@@ -279,7 +279,9 @@ class _Core(Generic[T]):
     def _count(self) -> int:
         """The bytes in the ring."""
         if not self._bounded:
-            left = len(self._in) + len(self._out) - self._counted  # the newest so many are not counted yet; the rest is not copied
+            left = (
+                len(self._in) + len(self._out) - self._counted
+            )  # the newest so many are not counted yet; the rest is not copied
             newest = self._in[-left:] if 0 < left <= len(self._in) else self._items[self._counted :]
             self._nbytes += sum(map(self._size_of, newest))
             self._counted += len(newest)

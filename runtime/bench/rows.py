@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 
 from ...codec import decode_ingress, frame_egress_batch_cols, load_schema
 from ..config import RuntimeConfig
-from ..manager import StepBatch, TokenizerManager
+from ..manager import TokenizerManager
+from ..steps import StepBatch
 from ..text.tokenize import CORPUS, choose_backend
 from .egress import Workload, decode_stream, frames, headrace, workload
 
