@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,9 +103,7 @@ def test_the_running_server_differs_exactly_as_the_list_of_differences_says() ->
     assert hashlib.sha256(sglang_target.fetch().read_bytes()).hexdigest() == sglang_target.SO_SHA256
     caller = python_target("headrace.specs.conformance.sglang_target:server")
     try:
-        report = run(
-            caller, CASES, known=load_known(KNOWN_FILE), limit_s=float(os.environ.get("HEADRACE_STEP_LIMIT", "2"))
-        )
+        report = run(caller, CASES, known=load_known(KNOWN_FILE))
     finally:
         caller.end()
     assert [(one.id, one.status, one.message) for one in report.outcomes if one.bad] == []

@@ -10,7 +10,7 @@ import pytest
 from headrace.runtime.conformance_target import simulation
 from headrace.specs.conformance.cases import load_cases
 from headrace.specs.conformance.lines import Caller, Direct, Process, python_target, serve
-from headrace.specs.conformance.protocol import CAPABILITIES, KitError, check_hello
+from headrace.specs.conformance.protocol import CAPABILITIES, KitError, TargetFault, check_hello
 from headrace.specs.conformance.runner import (
     FAILED,
     KNOWN,
@@ -184,6 +184,45 @@ def test_what_a_target_does_not_claim_is_not_applicable_and_never_passed() -> No
         assert (outcome.status == NOT_APPLICABLE) == needs, outcome.id
         assert outcome.message or not needs
     assert report.ok
+
+
+class LaterMachines(Naive):
+    def hello(self) -> dict[str, Any]:
+        return {**super().hello(), "capabilities": ["machines"], "machines": {"request": 2, "sink": 1}}
+
+    def machine(self, name: str) -> dict[str, Any]:
+        return {"states": ["another"]}
+
+
+def test_a_machine_of_another_revision_is_not_judged_by_this_ones_table() -> None:
+    chosen = [BY_ID["machines.table-request"], BY_ID["machines.table-sink"], BY_ID["machines.table-ring"]]
+    report = run(Direct(LaterMachines), chosen, wires=["v1"])
+    assert [outcome.status for outcome in report.outcomes] == [NOT_APPLICABLE, FAILED, NOT_APPLICABLE]
+    assert "revision 2" in report.outcomes[0].message
+
+
+def test_the_first_line_each_way_is_a_hello_also_after_a_restart(tmp_path: Path) -> None:
+    script = (
+        "import sys, json\n"
+        f"log = open({str(tmp_path / 'log')!r}, 'a')\n"
+        "for at, line in enumerate(sys.stdin):\n"
+        "    asked = json.loads(line)\n"
+        "    print(at, asked['op'], asked.get('protocol'), asked.get('wires'), file=log, flush=True)\n"
+        "    if asked['op'] == 'push': sys.exit(1)\n"
+        "    hello = {'protocol': 1, 'wires': ['v1'], 'capabilities': []}\n"
+        "    print(json.dumps({'ok': True, 'result': hello if asked['op'] == 'hello' else []}), flush=True)\n"
+    )
+    caller = Process([sys.executable, "-c", script])
+    try:
+        caller.call("push", {"frame": b""}, 5.0)
+    except TargetFault:
+        caller.restart()
+    try:
+        caller.call("drain", {"max": 1, "timeout_s": 0}, 5.0)
+    finally:
+        caller.end()
+    hello = "0 hello 1 ['v1', 'v2']"
+    assert (tmp_path / "log").read_text().splitlines() == [hello, "1 push None None", hello, "1 drain None None"]
 
 
 def test_a_run_in_which_nothing_passed_does_not_conform() -> None:

@@ -1,7 +1,8 @@
 """JSON lines: any program as a target, and any Python target as a program.
 
-Owns: the two ends of the pipe. One request, one answer, one line each::
+Owns: the two ends of the pipe. One request, one answer, one line each; the first is a hello::
 
+    {"op": "hello", "protocol": 1, "wires": ["v1", "v2"], …}         →   {"ok": true, "result": {"protocol": 1, …}}
     {"op": "submit", "key": "a", "body": "{\\"text\\": \\"hi\\"}"}   →   {"ok": true, "result": null}
                                                                   or  {"ok": false, "fault": "what went wrong"}
 
@@ -22,10 +23,22 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
-from .protocol import OPS, KitError, TargetFault, pack_args, pack_result, unpack_args, unpack_result
+from .protocol import (
+    CAPABILITIES,
+    OPS,
+    PROTOCOL,
+    KitError,
+    TargetFault,
+    pack_args,
+    pack_result,
+    unpack_args,
+    unpack_result,
+)
 
+OUR_HELLO: Final = {"protocol": PROTOCOL, "wires": ["v1", "v2"], "capabilities": sorted(CAPABILITIES)}
+HELLO_LIMIT_S: Final = 30.0  # a target may have to load a model's tokenizer before it can speak
 _KEPT = 12  # last lines of standard error, for the message of a crash
 
 
@@ -102,6 +115,11 @@ class Process:
         return self._process
 
     def call(self, op: str, args: dict[str, Any], limit_s: float) -> Any:
+        if self._process is None and op != "hello":  # the first line each way is a hello, also after a restart
+            self._exchange("hello", OUR_HELLO, max(limit_s, HELLO_LIMIT_S))
+        return self._exchange(op, OUR_HELLO if op == "hello" else args, limit_s)
+
+    def _exchange(self, op: str, args: dict[str, Any], limit_s: float) -> Any:
         process = self._start()
         line = json.dumps({"op": op, **pack_args(op, args)})
         assert process.stdin is not None

@@ -17,11 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from ... import specs
 from .cases import Case
-from .lines import Caller
+from .lines import HELLO_LIMIT_S, Caller
 from .protocol import KitError, TargetFault, check_hello
 from .steps import Mismatch, Session
 
@@ -31,6 +33,7 @@ KNOWN: Final = "known failure"
 SURPRISE: Final = "passes, though known to fail"
 NOT_APPLICABLE: Final = "not applicable"
 STEP_LIMIT_S: Final = 5.0
+KNOWN_LIMIT_S: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,19 @@ def missing(case: Case, hello: Mapping[str, Any]) -> str:
         return f"the target has no {', '.join(absent)}"
     for step in case.steps:
         name = step.get("machine")
-        if name is not None and name not in hello["machines"]:
-            return f"the target has no machine {name}"
+        if name is not None and hello["machines"].get(name) != machine_revision(name):
+            claimed = hello["machines"].get(name)
+            return (
+                f"the target has no machine {name}" if claimed is None else f"its machine {name} is revision {claimed}"
+            )
     return ""
+
+
+@cache
+def machine_revision(name: str) -> int:
+    """The revision of the exported machine `name`."""
+    revision: int = json.loads(specs.path("machines", f"{name}.json").read_text("utf-8"))["revision"]
+    return revision
 
 
 def run_case(
@@ -151,7 +164,7 @@ def run(
     """All `cases` on the target behind `caller`. KitError where the target cannot even say hello."""
     started = time.monotonic()
     try:
-        hello = check_hello(caller.call("hello", {}, max(limit_s, 30.0)))
+        hello = check_hello(caller.call("hello", {}, max(limit_s, HELLO_LIMIT_S)))
     except TargetFault as fault:
         raise KitError(f"the target does not say hello: {fault}") from None
     report = Report(hello, target)
@@ -165,7 +178,9 @@ def run(
             if reason:
                 outcome = Outcome(case, wire, NOT_APPLICABLE, reason)
             else:
-                outcome = run_case(caller, case, wire, limit_s)
+                # a case known to fail, perhaps by silence, need not be waited for as long as one that should pass
+                patience = limit_s if listed is None or listed.sometimes else min(limit_s, KNOWN_LIMIT_S)
+                outcome = run_case(caller, case, wire, patience)
                 if listed is not None:
                     outcome = _with_known(outcome, listed)
             report.outcomes.append(outcome)
