@@ -91,6 +91,7 @@ class Process:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._noise: deque[str] = deque(maxlen=_KEPT)
+        self._listener: threading.Thread | None = None
 
     def _start(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -111,7 +112,8 @@ class Process:
             assert self._process.stderr is not None
             answers, noise = self._answers, self._noise
             threading.Thread(target=_pump, args=(self._process.stdout, answers.put), daemon=True).start()
-            threading.Thread(target=_pump, args=(self._process.stderr, noise.append), daemon=True).start()
+            self._listener = threading.Thread(target=_pump, args=(self._process.stderr, noise.append), daemon=True)
+            self._listener.start()
         return self._process
 
     def call(self, op: str, args: dict[str, Any], limit_s: float) -> Any:
@@ -145,6 +147,8 @@ class Process:
     def _death(self, process: subprocess.Popen[str], op: str) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)
+        if self._listener is not None:
+            self._listener.join(1)  # its last words may still be on their way
         said = " | ".join(line.strip() for line in self._noise if line and line.strip())
         return f"{op}: the target ended (status {process.poll()}){': ' + said[-600:] if said else ''}"
 
