@@ -494,7 +494,8 @@ class EgressConsumer:
 
 def _owned(frame: Buffer) -> bytes:
     """`bytes` are immutable and kept; whatever else may be reused by its owner as soon as push returns, so it is copied."""
-    return frame if type(frame) is bytes else bytes(frame)
+    # Through a view: bytes(5) would be five zero bytes, and bytes(2**40) a terabyte of them.
+    return frame if type(frame) is bytes else memoryview(frame).tobytes()
 
 
 def _message_bytes(message: IngressMessage) -> int:
