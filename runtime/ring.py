@@ -415,7 +415,7 @@ class EgressProducer:
         With a `timeout` in seconds, running out of it raises TimeoutError and nothing was accepted.
         """
         if type(frame) is not bytes:
-            frame = bytes(frame)
+            frame = _owned(frame)
         core, nbytes = self._core, len(frame)
         core.lock.acquire()
         try:
