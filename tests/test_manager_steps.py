@@ -116,6 +116,7 @@ def test_every_terminal_appears_exactly_once_also_one_before_the_ring(config):
         rids = [r.request(), r.request()]
         r.push(chunk(rids[0], [65]), chunk(rids[0], [66], STOP), chunk(rids[0], [67], STOP), chunk(rids[1], [V + 7]))
         assert r.one().rid == rids[1]
+        until(lambda: steps.ended(a), "the other shard has delivered its part of the frame")
         gone = r.tm.generate([1], sink="step")
         r.request()
         r.tm.abort_all()
