@@ -76,30 +76,33 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
         peers: dict[str, Peer] = {PLAIN: lambda: headrace(tokenizer, plain)}
         return Row(load.name, "CPU µs per token", lambda: headrace(tokenizer, load), peers, {PLAIN: most})
 
-    plain = work("256 requests", 256, 256)
+    def plain(requests: int, tokens: int) -> Workload:
+        return work("plain", requests, tokens)
+
     scripts = "\n".join(CORPUS[10:22]) * 8
+    stops = ("\n\nUser:", "### End", "<|end|>")
     return [
-        egress(work("handles, 256 requests", 256, 256), {RUST: 1 / 10, STREAM: 1 / 6}),
-        egress(work("step sink, 256 requests", 256, 256, step_sink=True), {RUST: 1 / 25}),
-        egress(work("ten scripts, 256 requests", 256, 256, scripts), {RUST: 1 / 5}),
-        egress(work("handles, 16 requests", 16, 1024), {RUST: 1 / 4}),
-        egress(work("handles, 1 request", 1, 2048), {STREAM: 2.5}),
-        egress(work("not streaming, 50 ids a frame", 256, 500, per_step=50, stream=False), {RUST: 1 / 8}),
-        against_plain(work("stops on every request", 256, 256, stops=("\n\nUser:", "### End", "<|end|>")), plain, 2.0),
-        against_plain(work("top-5 logprobs on every request", 256, 128, top_logprobs=5), plain, 10.0),
-        against_plain(work("4096 requests", 4096, 64), work("256 requests", 256, 1024), 1.25),
-        against_plain(work("32k tokens each", 16, 32_000), work("1k tokens each", 16, 1000), 1.25),
+        egress(work("handles, 256 requests", 256, 1024), {RUST: 1 / 10, STREAM: 1 / 6}),
+        egress(work("step sink, 256 requests", 256, 1024, step_sink=True), {RUST: 1 / 25}),
+        egress(work("ten scripts, 256 requests", 256, 1024, scripts), {RUST: 1 / 5}),
+        egress(work("handles, 16 requests", 16, 4096), {RUST: 1 / 4}),
+        egress(work("handles, 1 request", 1, 8192), {STREAM: 2.5}),
+        egress(work("not streaming, 50 ids a frame", 256, 2000, per_step=50, stream=False), {RUST: 1 / 8}),
+        against_plain(work("stops on every request", 256, 512, stops=stops), plain(256, 512), 2.0),
+        against_plain(work("top-5 logprobs on every request", 256, 256, top_logprobs=5), plain(256, 256), 10.0),
+        against_plain(work("4096 requests, beside 256", 4096, 256), plain(256, 256), 1.25),
+        against_plain(work("32k tokens each, beside 1k", 16, 32_000), plain(16, 1000), 1.25),
         Row(
-            "paced 25 ms, 256 requests, last delta", "ms from push", lambda: paced(tokenizer, plain) * 1e3,
+            "paced 25 ms, 256 requests, last delta", "ms from push", lambda: paced(tokenizer, plain(256, 256)) * 1e3,
             {LIMIT: lambda: 1.0}, {LIMIT: 0.5},
         ),
         Row(
             "paced 25 ms, 1 request, to a thread", "ms from push",
-            lambda: paced(tokenizer, work("1 request", 1, 256)) * 1e3, {LIMIT: lambda: 1.0}, {LIMIT: 0.15},
+            lambda: paced(tokenizer, plain(1, 256)) * 1e3, {LIMIT: lambda: 1.0}, {LIMIT: 0.15},
         ),
         Row(
-            "256 asyncio readers, paced 5 ms", "CPU µs per token", lambda: readers(tokenizer, plain),
-            {EVENT: lambda: bare_events(plain)}, {EVENT: 1.3},
+            "256 asyncio readers, paced 5 ms", "CPU µs per token", lambda: readers(tokenizer, plain(256, 256)),
+            {EVENT: lambda: bare_events(plain(256, 256))}, {EVENT: 1.3},
         ),
         *text_in(tokenizer, text, rust),
     ]  # fmt: skip
