@@ -326,14 +326,29 @@ def test_B38_an_id_that_is_no_token_ends_its_own_request_with_one_abort(config, 
         a, b = r.tm.generate([1], stream=stream, rid="a"), r.tm.generate([1], stream=stream, rid="b")
         ra, rb = r.request(), r.request()
         r.push(chunk(ra, [65, bad]), chunk(rb, [66]))
-        if stream:
-            assert r.one().rid == ra
+        assert r.one().rid == ra  # at once, whether its text is asked for now or at the end
         r.push(chunk(ra, [65], STOP), chunk(rb, [67], STOP))
         error = outcome(a)
         assert isinstance(error, DetokenizeError)
         assert (error.http_status, error.rid) == (500, "a")
         assert str(bad) in error.message
         assert outcome(b) == "BC"
+        r.no_more()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@every_config
+def test_B38_also_among_many_and_after_the_first_chunk(config, stream):
+    with rig(**config) as r:
+        handles = {f"r{i}": r.tm.generate([1], stream=stream, rid=f"r{i}") for i in range(40)}
+        rids = r.requests(40)
+        for token in (65, 66):
+            r.push(*[chunk(rid, [token]) for rid in rids.values()])
+        r.push(*[chunk(rid, [-1 if name == "r7" else 67]) for name, rid in rids.items()])
+        assert r.one().rid == rids["r7"]
+        r.push(*[chunk(rid, [68], STOP) for rid in rids.values()])
+        assert {name for name, handle in handles.items() if outcome(handle) != "ABCD"} == {"r7"}
+        assert isinstance(outcome(handles["r7"]), DetokenizeError)
         r.no_more()
 
 

@@ -158,7 +158,7 @@ def test_the_dispatcher_and_the_worker_have_no_state() -> None:
     assert dispatch.Dispatcher(SCHEMA).key() == ()
     stateless = {"_seed", "_shards", "activity", "counts", "fault"}  # configured, or counted for people and logs
     assert set(dispatch.Dispatcher.__slots__) - stateless <= {"_decoder", "_schema", "_seen"}  # caches of the decoding
-    assert tokenize.TokenizerWorker.__slots__ == ("_backend",)
+    assert tokenize.TokenizerWorker.__slots__ == ("_backend", "_encoder", "_vocab_size")  # configured
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------------

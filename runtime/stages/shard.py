@@ -392,13 +392,14 @@ class Shard:
             deque(map(array.append, group.quiet, ids.tolist()), 0)
             for row, own in zip(group.rows, extras, strict=False):
                 self._keep(row, own)
+            for at in self._engine.unknown(ids):
+                self._fail_bad_id(group.rows[at], int(ids[at]), out)
             return ()
         if group.lane is Lane.HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
             columns.pairs = list(zip(deltas, ids.tolist(), strict=True))
             for at, _ in bad:
-                out.faults.append(_BAD_ID)
-                self._fail(group.rows[at], bad_id(int(ids[at])), out, owed=True)
+                self._fail_bad_id(group.rows[at], int(ids[at]), out)
             wrong = {at for at, _ in bad}
             out.columns.append(columns.only([at for at in range(len(deltas)) if at not in wrong]) if bad else columns)
             return ()
@@ -490,6 +491,8 @@ class Shard:
                 self._ids[row].frombytes(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
                 self._keep_extras(row, frame, index)
                 self._set_lane(row, Lane.QUIET)
+                if unknown := self._engine.unknown(ids):
+                    self._fail_bad_id(row, int(ids[unknown[0]]), out)
         if not streamed:
             return
         lengths = [len(ids) for _, _, ids in streamed]
@@ -502,8 +505,7 @@ class Shard:
         wrong = dict(bad)
         for at, (row, index, ids) in enumerate(streamed):
             if at in wrong:
-                out.faults.append(_BAD_ID)
-                self._fail(row, bad_id(wrong[at]), out, owed=True)
+                self._fail_bad_id(row, wrong[at], out)
                 continue
             life = self._lives[row]
             self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
@@ -689,6 +691,10 @@ class Shard:
         """A fault of the scheduler, or of ours: told in full to the client and the log, because it names nobody's data."""
         out.faults.append(told)
         self._fail(row, InternalError(told), out, owed=True)
+
+    def _fail_bad_id(self, row: int, token: int, out: ShardOut) -> None:
+        out.faults.append(_BAD_ID)
+        self._fail(row, bad_id(token), out, owed=True)
 
     def _overflow(self, row: int, out: ShardOut) -> None:
         """The reader is too slow. If the final chunk was the one that did not fit, the scheduler is done: nothing is owed."""

@@ -121,6 +121,7 @@ class TextEngine:
         self._whole = np.array([piece is not None for piece in self._pieces], dtype=bool)
         # (text, id) of every token that is its own delta: what a sink holds, made once and not once per token produced
         self._pairs = [None if piece is None else (piece, token) for token, piece in enumerate(self._pieces)]
+        self._gapless = len(self._vocabulary.known) == self.vocab_limit  # every id below the limit is a token
         self._pair_array = np.empty(len(self._pairs), dtype=object)
         for token, pair in enumerate(self._pairs):
             self._pair_array[token] = pair
@@ -181,6 +182,13 @@ class TextEngine:
         pairs, limit = self._pairs, self.vocab_limit
         found = [pairs[token] if 0 <= token < limit else None for token in ids.tolist()]
         return found, None not in found
+
+    def unknown(self, ids: NDArray[np.integer[Any]]) -> list[int]:
+        """The positions of ids that are no token; empty without a tokenizer. Never raises."""
+        if self.kind == "none" or not len(ids) or (self._gapless and self._in_vocabulary(ids)):
+            return []
+        known = self._vocabulary.known
+        return [at for at, token in enumerate(ids.tolist()) if token not in known]
 
     def _in_vocabulary(self, ids: NDArray[np.integer[Any]]) -> bool:
         # one reduction for both bounds: as unsigned, a negative id lies above every limit
