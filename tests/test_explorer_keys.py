@@ -170,7 +170,16 @@ def frame(**fields: Any) -> Any:
 
 
 MESSAGES: dict[type, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    life.Job: (("r", "text", True), {"rid": "q", "text": "u", "add_special_tokens": False}),
+    life.Job: (
+        ("r", "text", True),
+        {
+            "rid": "q",
+            "text": "u",
+            "add_special_tokens": False,
+            "ids": np.array([1]),
+            "media": {"image_data": ["x"]},
+        },
+    ),
     life.Tokenised: (("r", np.array([1]), None), {"rid": "q", "ids": np.array([2]), "error": InternalError("x")}),
     life.WantAbort: (("r", AbortSource.API), {"rid": "q", "source": AbortSource.GUARD}),
     life.Ended: ((a_life(),), {"life": a_life("q")}),

@@ -153,7 +153,7 @@ def test_a_request_changes_state_only_in_the_advance_functions() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["ring.py", "sink.py", "manager.py"])
+@pytest.mark.parametrize("name", ["ring.py", "sink.py", "service.py"])
 def test_every_machine_of_a_ring_a_sink_or_a_manager_moves_by_its_table(name: str) -> None:
     found = list(assignments("_state", ROOT / "runtime" / name))
     assert found

@@ -178,6 +178,8 @@ def _key(value: Any) -> Any:
         return value.tobytes()
     if isinstance(value, (list, tuple)):
         return tuple(_key(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
     if isinstance(value, HeadraceError):
         return (value.code, value.message)
     if isinstance(value, EgressItem.Error):
