@@ -39,6 +39,7 @@ import numpy as np
 from ..codec import FinishReason
 from ..codec.errors import ClientClosedError, InternalError
 from ..fsm import AbortSource
+from .render import TokenText, render
 from .sink import EgressItem, Sink, Taken, Terminal
 from .waits import seconds
 
@@ -110,8 +111,10 @@ class RequestHandle:
         forgotten: Callable[[str], None],
         *,
         cumulative: bool = False,
+        token_text: TokenText | None = None,
     ) -> None:
         self._rid = rid
+        self._token_text = token_text
         self._shown = shown_rid
         self._sink = sink
         self._abort = abort
@@ -134,6 +137,23 @@ class RequestHandle:
     def rid(self) -> str:
         """The request id as the client knows it."""
         return self._shown
+
+    def to_dict(self, part: Chunk | Completion) -> dict[str, Any]:
+        """A chunk or the completion of this request in the shape of a `/generate` answer, ready for any JSON encoder.
+
+        NaN and infinities are null. Logprob candidates carry their text if the request asked for it (return_text_in_logprobs).
+        """
+        return render(
+            rid=self._shown,
+            text=part.text,
+            token_ids=part.token_ids,
+            finish_reason=part.finish_reason,
+            prompt_tokens=part.prompt_tokens,
+            completion_tokens=part.completion_tokens,
+            extras=part.extras,
+            meta=part.meta,
+            token_text=self._token_text,
+        )
 
     def __repr__(self) -> str:
         return f"<RequestHandle {self._shown!a}>"

@@ -213,6 +213,7 @@ class TokenizerManager(Asking):
             self._pipeline.abort,
             self._forgotten.put,
             cumulative=not self.config.incremental_streaming_output,
+            token_text=self._engine.token_text if request.return_text_in_logprobs and self._backend else None,
         )
         life.token = handle if sink == "step" else None
         return life, handle
