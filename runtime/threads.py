@@ -38,20 +38,31 @@ class DriverThread:
         on_death: Callable[[str, BaseException], None],
         *,
         core: int | None = None,
+        primitives: Any = threading,
     ) -> None:
         self.name = name
         self._bell = bell
         self._pump = pump
         self._on_death = on_death
         self._core = core
-        self._lock = threading.Lock()
+        self._primitives = primitives
+        self._lock = primitives.Lock()
         self._calls: deque[Callable[[], None]] = deque()
         self._stop = False
+        self._started = False
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Run on a thread of its own."""
+        with self._lock:
+            self._started = True
+        try:
+            self._thread.start()
+        except BaseException:
+            with self._lock:
+                self._started = False
+            raise
 
     def stop(self) -> None:
         """End after the moves that are enabled now. From any thread; does not wait."""
@@ -65,16 +76,16 @@ class DriverThread:
 
     def join(self, timeout: float) -> bool:
         """True when the thread has ended (or is the caller itself, which ends when it returns)."""
-        if self._thread is threading.current_thread() or self._thread.ident is None:
+        if self.is_current() or self._thread.ident is None:
             return True
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def call(self, function: Callable[[], Any], timeout: float) -> Any:
         """The result of `function()`, run between two steps of this thread; TimeoutError after `timeout` seconds."""
-        if self._thread is threading.current_thread():
+        if self.is_current():
             return function()
-        done = threading.Event()
+        done = self._primitives.Event()
         box: list[Any] = []
 
         def run() -> None:
@@ -86,7 +97,7 @@ class DriverThread:
                 done.set()
 
         with self._lock:
-            running = self._thread.ident is not None and not self._ended
+            running = self._started and not self._ended
             if running:
                 self._calls.append(run)
         if not running:
@@ -105,7 +116,10 @@ class DriverThread:
             self._calls.clear()
             return calls, self._stop
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """The thread's body; called directly only where a test runs it on a thread of its own making."""
+        with self._lock:
+            self._started = True
         try:
             self._pin()
             while True:
@@ -115,6 +129,9 @@ class DriverThread:
                     if moves % _MOVES_BETWEEN_CALLS == 0:  # under a flood `call` must still be answered
                         self._answer()
                 if self._answer():
+                    # What came before the word to stop is still served; it may have come since the last move found nothing.
+                    while self._pump():
+                        pass
                     return
                 self._bell.wait()
         except BaseException as fault:
