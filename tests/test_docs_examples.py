@@ -21,7 +21,6 @@ NOT_RUN = {
     "path/to/": "is the reader's own file",
     "sglang_target": "needs SGLang's extension; tests/test_kit_sglang.py runs it where that is there",
     "headrace conform headrace.runtime.conformance_target:threads ": "the whole kit; tests/test_kit_targets.py runs it",
-    "headrace check --deep": "takes minutes; the deep profile runs it",
     "--rust-so": "needs SGLang's extension",
     "headrace bench": "the benchmark: tests/test_cli_commands.py runs a row of it",
 }

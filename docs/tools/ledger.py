@@ -207,7 +207,13 @@ def kills() -> list[Kill]:
     for file in sorted((ROOT / "tests").glob("test_*.py")):
         for name in re.findall(r"(?m)^def test_mutant_(\w+?)(?:_is_noticed)?\(", file.read_text("utf-8")):
             found.append(Kill(name.replace("_", " "), "stateful", f"tests/{file.name}"))
-    return found
+    together: dict[str, list[Kill]] = {}
+    for kill in found:
+        together.setdefault(kill.fault, []).append(kill)
+    return [
+        Kill(fault, *("; ".join(dict.fromkeys(kill[at] for kill in same)) for at in (1, 2)))
+        for fault, same in together.items()
+    ]
 
 
 def _says(part: Any) -> str:
@@ -215,7 +221,8 @@ def _says(part: Any) -> str:
     own = part.__dict__.get("__doc__") if isinstance(part, type) else part.__doc__
     if own:
         return _line(own)
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", part.__name__).lower()
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", " ", part.__name__).lower()
+    return words.replace("na n ", "NaN ")
 
 
 def _line(text: str) -> str:
@@ -278,7 +285,7 @@ def page() -> str:
         command = check["command"] if not check["command"].startswith("pytest") else f"python -m {check['command']}"
         out += [f"    {command}", "", _result(result), ""]
     faults = kills()
-    layers = {name: sum(kill.layer.startswith(name) for kill in faults) for name in LAYERS}
+    layers = {name: sum(name in kill.layer for kill in faults) for name in LAYERS}
     counts = ", ".join(f"{name} {count}" for name, count in layers.items() if count)
     out += [
         "## Kill matrix",
