@@ -256,9 +256,6 @@ class Oracle:
             return
         status = getattr(finish, "abort_status", None)
         bad = self._limit is not None and any(not 0 <= value < self._limit for value in ids)
-        if not client.stream:
-            # The text of a whole answer is made at its end, so a bad id is found there.
-            bad = final and self._limit is not None and (bad or any(not 0 <= v < self._limit for v in client.given))
         if status is not None:
             self._end(client, ("error", "aborted_by_scheduler"), final=True)
         elif bad:
