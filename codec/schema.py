@@ -123,7 +123,9 @@ class WireSchema:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.egress, self.ingress_fields, self.sampling_slots, self.cells, self.max_frame_bytes))
+        return hash(
+            (self.name, self.egress, self.ingress_fields, self.sampling_slots, self.cells, self.max_frame_bytes)
+        )
 
     def __repr__(self) -> str:
         return f"WireSchema({self.name})"

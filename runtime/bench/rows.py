@@ -70,7 +70,8 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
         peers: dict[str, Peer] = {STREAM: lambda: decode_stream(tokenizer, load)} if stream else {}
         if rust is not None:
             peers[RUST] = lambda: rust.egress(load._replace(step_sink=False))
-        return Row(load.name, "CPU µs per token", lambda: headrace(tokenizer, load), peers, targets)
+        # wire v2, because that is what the Rust server reads: the same frames for both
+        return Row(load.name, "CPU µs per token", lambda: headrace(tokenizer, load, wire="v2"), peers, targets)
 
     def against_plain(load: Workload, plain: Workload, most: float) -> Row:
         peers: dict[str, Peer] = {PLAIN: lambda: headrace(tokenizer, plain)}

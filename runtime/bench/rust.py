@@ -107,6 +107,9 @@ def rust_peer(extension: Path, tokenizer_folder: Path, *, vocab_size: int) -> It
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # its logger writes on descriptor 1, where the table belongs
     server = ext.Server(ext.ServerArgs(**_arguments(ext, port, str(tokenizer_folder), vocab_size)))
     try:
         deadline = time.monotonic() + _START_S
@@ -120,6 +123,8 @@ def rust_peer(extension: Path, tokenizer_folder: Path, *, vocab_size: int) -> It
         yield RustPeer(server, port)
     finally:
         server.shutdown()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _arguments(ext: Any, port: int, tokenizer: str, vocab_size: int) -> dict[str, Any]:
