@@ -1,13 +1,16 @@
 """Lists that must agree are compared as sets: pages and the site's navigation, commands, limits, error codes, links."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
+import bench_page
 import docs_helpers as docs
 import pytest
 import reference
 from headrace.codec import errors, limits
+from headrace.runtime.bench.report import plot
 
 DOCS = docs.ROOT / "docs"
 NAV = re.findall(r"(?m)^ +- [^:\n]+: (\S+\.md)$", (docs.ROOT / "mkdocs.yml").read_text("utf-8"))
@@ -100,3 +103,10 @@ def _exported(source: Path) -> set[str]:
             assert node.value is not None
             return set(ast.literal_eval(node.value))
     raise AssertionError(f"{source} has no __all__")
+
+
+def test_the_benchmark_page_shows_the_numbers_that_are_kept() -> None:
+    assert bench_page.PAGE.read_text("utf-8") == bench_page.page(), "run python docs/tools/bench_page.py"
+    data = json.loads(bench_page.DATA.read_text("utf-8"))
+    assert (DOCS / "bench.svg").read_text("utf-8") == plot(data)
+    assert "frame to text, without HTTP" in bench_page.page()

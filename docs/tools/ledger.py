@@ -1,6 +1,6 @@
 """The ledgers: promises, checks with the results of their last run, the kill matrix, defects; and the page that shows them.
 
-    python docs/tools/ledger.py run [CHECK …]   # runs checks (default: those without a fitting result) and keeps the results
+    python docs/tools/ledger.py run [CHECK …]   # runs checks (default: those whose result is stale or bad) and keeps the results
     python docs/tools/ledger.py page            # writes docs/verification.md
     python docs/tools/ledger.py                 # what is stale; exit status 1 if anything is
 
@@ -344,7 +344,7 @@ def _result(result: dict[str, Any] | None) -> str:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
         known = results()
-        old = {line.partition(":")[0] for line in stale()}
+        old = {line.partition(":")[0] for line in stale()} | {name for name, last in known.items() if not last["ok"]}
         for check in load("promises")["check"]:
             if check["id"] in arguments[1:] or (len(arguments) == 1 and check["id"] in old):
                 print(f"{check['id']}: {check['command']}", flush=True)
