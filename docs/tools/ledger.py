@@ -64,7 +64,7 @@ def pins(check: dict[str, Any]) -> list[str]:
     """What a run of the check must have looked at."""
     command = check["command"]
     if command.startswith("pytest "):
-        return command.split()[1:]
+        return list(map(str, command.split()[1:]))
     if command.startswith("headrace check"):
         from headrace.runtime.checks import STATES
 
@@ -271,7 +271,8 @@ def page() -> str:
         "",
         "## Checks and their last runs",
         "",
-        "`complete` is false where a search was cut or something was left out; then it is said what.",
+        "`complete` is false where a search was cut or something was left out; then it is said what. `python docs/tools/ledger.py run`",
+        "runs those that are stale or did not hold; with names behind it, those.",
         "",
     ]
     for check in data["check"]:
