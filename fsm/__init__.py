@@ -5,7 +5,7 @@ This floor knows states, events, tables and traces; it knows no bytes, threads o
 
 from typing import Any
 
-from .abort import ABORT, ABORT_EVENTS, AbortEvent, AbortSource, AbortState
+from .abort import ABORT, ABORT_EVENTS, AbortEvent, AbortRequest, AbortSource, AbortState
 from .exports import export, reference
 from .lifecycle import LIFECYCLE, LifecycleEvent, LifecycleState
 from .machine import DeclarationError, IllegalTransition, Machine
@@ -27,6 +27,7 @@ __all__ = [
     "RING",
     "SINK",
     "AbortEvent",
+    "AbortRequest",
     "AbortSource",
     "AbortState",
     "DeclarationError",

@@ -20,7 +20,10 @@ reached only from PUSHED, and PUSHED only by RING_TOOK_REQUEST. RING_TOOK_* is a
 the ring is always somebody's fault.
 """
 
+from __future__ import annotations
+
 from enum import auto
+from typing import NamedTuple
 
 from .machine import FastEnum, Machine, absorb, illegal, move
 
@@ -51,13 +54,28 @@ class AbortEvent(FastEnum):
     FINISHED = auto()
 
 
+class AbortRequest(NamedTuple):
+    """Who asked for the abort of which request: `AbortSource.GUARD(rid)`."""
+
+    source: AbortSource
+    rid: str
+
+
 class AbortSource(FastEnum):
-    """Who asked first. The event of a source is `ABORT_EVENTS[source]`."""
+    """Who asked first. The event of a source is `ABORT_EVENTS[source]`; called with a rid it is the request to abort that."""
 
     GUARD = 0
     DETOK = auto()
     API = auto()
     SHUTDOWN = auto()
+
+    def __call__(self, rid: str) -> AbortRequest:
+        return AbortRequest(self, rid)
+
+    @property
+    def rid(self) -> str | None:
+        """None: a bare source names no request (an `AbortRequest` does)."""
+        return None
 
 
 ABORT_EVENTS: dict[AbortSource, AbortEvent] = {

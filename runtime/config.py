@@ -31,6 +31,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     a hop between threads costs more than it gives, so that is the default. `cores` pins the threads (Linux only).
     `fast_tokenizer` uses the back end of the extra `fast` where its ids are proven equal. `encoder` (see `Encoder`) makes the ids of
     prompts with media; without one media is refused.
+    With two or more `tokenizer_workers` long texts go to the first one only, so that nobody else waits for them.
     `incremental_streaming_output` False makes handles give the cumulative view. `log_level` sets the level of the logger
     "headrace"; None leaves logging alone. The limits are those of `docs/limits.md`; the sizes of one request's own fields are in
     `request_limits`.
@@ -51,7 +52,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     revision: str | None = None
 
-    tokenizer_workers: int = 1
+    tokenizer_workers: int = 2
     detokenizer_shards: int = 1
     fused: bool = True
     shard_seed: int = 0
@@ -124,6 +125,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValidationError(f"cores must be a list of integers, not {show(self.cores)}", field="cores")
         if not isinstance(self.wire, (str, os.PathLike, WireSchema)):
             raise ValidationError(f"wire must be a name, a path or a WireSchema, not {show(self.wire)}", field="wire")
+        if self.join_timeout_s == 0:
+            raise ValidationError(
+                "join_timeout_s must be more than 0: no thread ends in no time", field="join_timeout_s"
+            )
         for name in ("drain_timeout_s", "join_timeout_s", "control_timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):

@@ -33,6 +33,7 @@ class LiveTable:
         self._owed: set[str] = set()
         self._bytes: dict[str, int] = {}
         self._nbytes = 0
+        self._refused: dict[str, int] = {}
         self._refusal: HeadraceError | None = ShuttingDownError("the manager is not started")
 
     def open_admission(self) -> None:
@@ -53,8 +54,10 @@ class LiveTable:
             if self._refusal is not None:
                 raise type(self._refusal)(self._refusal.message)
             if len(self._lives) + len(lives) > self._max_live:
+                self._refuse("max_live_requests", len(lives))
                 raise QueueFullError(f"{self._max_live} requests are live, which is the limit; try again later")
             if self._nbytes + ring_bytes + nbytes > self._max_bytes:
+                self._refuse("admitted_bytes", len(lives))
                 raise QueueFullError(
                     f"{self._max_bytes} bytes of requests are waiting, which is the limit; try again later"
                 )
@@ -64,6 +67,19 @@ class LiveTable:
                 if life.shown_rid is not None:
                     self._shown.setdefault(life.shown_rid, {})[life.rid] = None
             self._nbytes += nbytes
+
+    def refused(self, limit: str, count: int) -> None:
+        """`count` requests were refused on the caller's thread, at the limit of this name."""
+        with self._lock:
+            self._refuse(limit, count)
+
+    def _refuse(self, limit: str, count: int) -> None:
+        self._refused[limit] = self._refused.get(limit, 0) + count
+
+    def refusals(self) -> dict[str, int]:
+        """Refused requests by the name of the limit, so far."""
+        with self._lock:
+            return dict(self._refused)
 
     def pushed(self, rid: str) -> None:
         """The ring counts the bytes of `rid` from now on."""

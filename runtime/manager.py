@@ -31,7 +31,7 @@ from .handle import RequestHandle
 from .pipeline import Pipeline, StepEvent
 from .port import SchedulerPort
 from .stages.life import Kind, Life
-from .stats import Stats, collect, ring_stats
+from .stats import Stats, collect, limits_reached, ring_stats
 from .steps import StepBatch, step_batch
 from .text.engine import TextEngine
 from .text.tokenize import choose_backend, load_tokenizer, max_token_bytes
@@ -234,6 +234,8 @@ class TokenizerManager(Asking):
         It runs on the shard's driver thread, so it must be short. It may call generate, abort and shutdown. If it raises, the
         requests of that batch are aborted and it is logged. A second registration is an error.
         """
+        if not callable(callback):
+            raise ValidationError(f"on_step takes a function, not {show(callback)}", field="callback")
         with self._lock:
             if self._step_callback is not None:
                 raise InternalError("on_step has a callback already; there is one for a manager")
@@ -279,6 +281,7 @@ class TokenizerManager(Asking):
             ingress_ring=ring_stats(pipeline.ring_in.facts()),
             egress_ring=ring_stats(pipeline.ring_out.facts()),
             counters=counters,
+            limits_reached=limits_reached(pipeline, counters),
             activity=activity,
             decoder=self._engine.kind,
             decoder_reason=self._engine.reason,

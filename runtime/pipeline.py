@@ -37,12 +37,13 @@ from .ring import EgressConsumer, EgressProducer, IngressConsumer, IngressProduc
 from .sink import EgressItem, Hub, Sink, SinkError
 from .stages.dispatch import Dispatcher
 from .stages.ingress import Facts, Ingress, Outbox, own_error
-from .stages.life import Fail, Group, Life, Message, Recorder, StepTerminal, Tokenised, WantAbort
+from .stages.life import Fail, Group, Job, Life, Message, Recorder, StepTerminal, Tokenised, WantAbort
 from .stages.shard import Shard, ShardOut, StepColumns, StepRow
 from .stages.tokenize import TokenizerWorker
 from .text.engine import TextEngine
 from .text.tokenize import TokenizerBackend
 
+_LONG_TEXT = 1 << 16  # characters; a text this long takes tens of milliseconds, and one at the limit minutes
 _BATCH = 64  # texts that a tokenizer worker takes at once
 _FRAMES = 4  # frames on the way to one shard; more would only move the back-pressure away from the ring
 
@@ -92,8 +93,8 @@ class Pipeline:
         self.inbox = Inbox(config.channel_capacity, self.ingress_bell, primitives)
         self.aborts: Channel[Any] = Channel(None, self.ingress_bell, primitives)
         self.tokenised: Channel[Tokenised] = Channel(None, self.ingress_bell, primitives)
-        per_worker = max(1, config.channel_capacity // max(1, len(self.worker_bells)))
-        self.jobs: list[Channel[Any]] = [Channel(per_worker, bell, primitives) for bell in self.worker_bells]
+        # bounded together, by `Facts.pool_room`, so that any job can go to any worker
+        self.jobs: list[Channel[Any]] = [Channel(None, bell, primitives) for bell in self.worker_bells]
         self.registrations: list[Channel[Message]] = [Channel(None, bell, primitives) for bell in self.shard_bells]
         self.frames: list[Channel[Message]] = [
             Channel(_FRAMES, bell, primitives, room_bell=self.egress_bell) for bell in self.shard_bells
@@ -141,6 +142,8 @@ class Pipeline:
         self.live.book(group.members, self.ring_in.facts().nbytes)
         result = self.inbox.put(group)
         if not result:
+            if result is PushResult.FULL:
+                self.live.refused("channel_capacity", len(group.members))
             for life in group.members:
                 self.live.end(life.rid)
         return result
@@ -170,8 +173,8 @@ class Pipeline:
     def facts(self) -> Facts:
         """What ingress may rely on for one step."""
         room, closed = self.ring_in.room()
-        pool = sum(channel.room() or 0 for channel in self.jobs)
-        return Facts(room, closed, pool)
+        queued = sum(map(len, self.jobs))
+        return Facts(room, closed, max(0, self.config.channel_capacity - queued) if self.jobs else 0)
 
     def move_ingress(self) -> bool:
         """One message of the first enabled lane: aborts, tokenised requests, owed aborts, fresh requests."""
@@ -328,7 +331,7 @@ class Pipeline:
         for shard, message in out.shard:
             self.registrations[shard].put(message)
         for job in out.jobs:
-            max(self.jobs, key=lambda channel: channel.room() or 0).put(job)
+            self._lane_of(job).put(job)
         if out.requests:
             result = self.ring_in.try_push_many([message for _, message in out.requests])
             lives = [life for life, _ in out.requests]
@@ -350,6 +353,12 @@ class Pipeline:
             self.ingress_counts.update(out.counts)
         if out.faults:
             self._report("ingress", out.faults)
+
+    def _lane_of(self, job: Job) -> Channel[Any]:
+        """Long texts queue behind one another on the first worker, so that they never stand before anybody else's."""
+        if len(self.jobs) == 1 or (job.text is not None and len(job.text) > _LONG_TEXT):
+            return self.jobs[0]
+        return min(self.jobs[1:], key=len)
 
     def _tell(self, life: Life, item: EgressItem.Error) -> None:
         """A terminal item for a request that no shard has."""

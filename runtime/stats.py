@@ -36,6 +36,7 @@ class Stats(msgspec.Struct, frozen=True):
     ingress_ring: RingStats
     egress_ring: RingStats
     counters: dict[str, int]
+    limits_reached: dict[str, int]
     activity: int
     decoder: str
     decoder_reason: str
@@ -69,6 +70,23 @@ def collect(pipeline: Pipeline, thread: Callable[[str], DriverThread | None]) ->
     if between > 0:  # on their way from one stage to the next
         live[RequestState.QUEUED.name] = live.get(RequestState.QUEUED.name, 0) + between
     return live, merged(counters)
+
+
+_COUNTED_AS = {
+    "ingress_ring_capacity": ("refused_ring_full",),
+    "channel_capacity": ("refused_pool_full",),
+    "sink_capacity": ("sinks_overflowed",),
+    "context_len": ("outputs_over_limit",),
+}
+"""Limits that stages meet, and the counters they are counted in; those of the caller's thread are counted by name."""
+
+
+def limits_reached(pipeline: Pipeline, counters: Mapping[str, int]) -> dict[str, int]:
+    """How often each limit was reached, by its name in the config; what was never reached is absent."""
+    reached = Counter(pipeline.live.refusals())
+    for limit, names in _COUNTED_AS.items():
+        reached[limit] += sum(counters.get(name, 0) for name in names)
+    return {limit: count for limit, count in reached.items() if count}
 
 
 def _look(shard: Any, counts: Mapping[str, int]) -> Callable[[], tuple[dict[str, int], dict[str, int]]]:

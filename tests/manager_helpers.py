@@ -169,7 +169,13 @@ def chunk(rid: str, ids: Sequence[int] = (), finish: Any = None, **more: Any) ->
 
 def make(**config: Any) -> TokenizerManager:
     """A manager of the byte-level toy: 256 bytes and a few words, context of 256 tokens."""
-    given: dict[str, Any] = {"context_len": 256, "trace": True, "drain_timeout_s": 0.0, "join_timeout_s": 10.0}
+    given: dict[str, Any] = {
+        "context_len": 256,
+        "tokenizer_workers": 1,
+        "trace": True,
+        "drain_timeout_s": 0.0,
+        "join_timeout_s": 10.0,
+    }
     if not config.get("skip_tokenizer_init"):
         given["tokenizer"] = TOKENIZER
     return TokenizerManager(RuntimeConfig(**{**given, **config}))

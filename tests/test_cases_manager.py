@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -653,3 +655,56 @@ def test_output_beyond_the_context_length_is_500_and_one_abort(config):
             assert r.one().rid == rid
             assert outcome(h).http_status == 500
         r.no_more()
+
+
+@every_config
+def test_B11_a_huge_prompt_that_may_be_truncated_holds_up_nobody_else(config):
+    """With `allow_auto_truncate` no bound on text applies, so it is tokenised; on a worker of its own kind."""
+    entered, go_on = threading.Event(), threading.Event()
+    with rig(allow_auto_truncate=True, **{"tokenizer_workers": 2, **config}) as r:
+        backend = r.tm._pipeline.workers[0]._backend
+        encode = backend.encode_batch
+
+        def slow(texts, special):
+            if max(map(len, texts)) > 100_000:
+                entered.set()
+                assert go_on.wait(BOUND)
+            return encode(texts, special)
+
+        for worker in r.tm._pipeline.workers:
+            worker._backend = SimpleNamespace(encode_batch=slow, name="slow")
+        huge = r.tm.generate("." * 200_000, {"max_new_tokens": 1})
+        assert entered.wait(BOUND)
+        for _ in range(5):
+            short = r.tm.generate("ab", {"max_new_tokens": 1})
+            r.chunk(r.request(), [65], STOP)
+            assert short.result(BOUND).text == "A"
+        go_on.set()
+        message = r.one()
+        assert len(message.input_ids) == 255  # the head, with room for one token
+        r.chunk(message.rid, [66], STOP)
+        assert huge.result(BOUND).text == "B"
+
+
+@every_config
+def test_refusals_are_counted_by_the_limit_that_was_reached(config):
+    with rig(max_live_requests=2, ingress_ring_capacity=1, sink_capacity=1, **config) as r:
+        first = r.tm.generate([1])
+        until(lambda: r.tm.stats().ingress_ring.fill == 1, "the ring is full")
+        second = r.tm.generate([1])
+        assert isinstance(outcome(second), QueueFullError)
+        r.idle()
+        second = r.tm.generate([1])
+        assert isinstance(outcome(second), QueueFullError)
+        rid = r.request()
+        r.idle()
+        third = r.tm.generate([1])
+        for _ in range(3):
+            with pytest.raises(QueueFullError):
+                r.tm.generate([1])
+        r.chunk(rid, [65])
+        r.chunk(rid, [66])
+        until(lambda: r.tm.stats().limits_reached.get("sink_capacity"), "the sink has overflowed")
+        assert r.tm.stats().limits_reached == {"max_live_requests": 3, "ingress_ring_capacity": 2, "sink_capacity": 1}
+        assert outcome(first).code == "slow_client"
+        third.close()

@@ -30,7 +30,6 @@ from ...codec.errors import (
     QueueFullError,
     SchedulerGoneError,
     ValidationError,
-    show,
 )
 from ...codec.rid import shard_of
 from ...fsm import AbortEvent, AbortSource, IllegalTransition, RequestEvent, RequestState
@@ -313,10 +312,11 @@ class Ingress:
             if cause is None or life is cause:
                 self._fail(life, error, out)
             else:
-                named = "" if cause.shown_rid is None else f" {show(cause.shown_rid)}"
                 kind = ValidationError if error.http_status < 500 else type(error)
                 self._fail(
-                    life, kind(f"not admitted, because item{named} of the same batch was refused: {error.message}"), out
+                    life,
+                    kind(f"not admitted, because another item of the same batch was refused: {error.message}"),
+                    out,
                 )
 
     def _finish(self, life: Life, error: HeadraceError, out: Outbox) -> None:

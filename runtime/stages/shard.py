@@ -455,6 +455,7 @@ class Shard:
                     f"the scheduler produced more than {self._output_limit} tokens, the context length, for one request"
                 )
                 out.faults.append("the scheduler produced more than the context length for one request")
+                out.count("outputs_over_limit")
                 self._fail(row, InternalError(told), out, owed=finish is None)
             elif finish is None:
                 running.append((row, index, ids))
@@ -699,6 +700,7 @@ class Shard:
     def _overflow(self, row: int, out: ShardOut) -> None:
         """The reader is too slow. If the final chunk was the one that did not fit, the scheduler is done: nothing is owed."""
         owed = self._states[row] != RequestState.FINALIZING
+        out.count("sinks_overflowed")
         self._fail(row, SlowClientError("the client did not read its stream in time; output was lost"), out, owed=owed)
 
     def _complete(self, row: int, out: ShardOut) -> None:
