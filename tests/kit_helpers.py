@@ -46,7 +46,6 @@ class Request:
         self.pushed = False
         self.aborted = False
         self.some = False
-        self.bad: int | None = None
 
 
 def _error(status: int, code: str, message: str, in_band: bool = False) -> dict[str, Any]:
@@ -214,11 +213,7 @@ class Naive:
         if isinstance(reason, Abort) and reason.abort_status is not None:
             self.finish(request, self.scheduler_abort(request, reason))
             return
-        # a whole answer is looked at when it is whole
-        request.bad = next((token for token in ids if not 0 <= token <= 258), request.bad)
-        bad = request.bad if request.normal.stream or reason is not None else None
-        if request.bad is not None and bad is None:
-            return
+        bad = next((token for token in ids if not 0 <= token <= 258), None)
         if bad is not None:
             if reason is None:
                 self.want_abort(request)

@@ -699,6 +699,7 @@ def test_refusals_are_counted_by_the_limit_that_was_reached(config):
         rid = r.request()
         r.idle()
         third = r.tm.generate([1])
+        until(lambda: r.tm.stats().ingress_ring.fill == 1, "it is in the ring, before an abort wants the place")
         for _ in range(3):
             with pytest.raises(QueueFullError):
                 r.tm.generate([1])
@@ -708,3 +709,6 @@ def test_refusals_are_counted_by_the_limit_that_was_reached(config):
         assert r.tm.stats().limits_reached == {"max_live_requests": 3, "ingress_ring_capacity": 2, "sink_capacity": 1}
         assert outcome(first).code == "slow_client"
         third.close()
+        until(lambda: r.drain() or not r.live(), "nothing is left for the ring")
+        r.gone()
+        r.drain()

@@ -239,7 +239,9 @@ def test_control_refuses_the_tags_of_other_requests(tag: Any) -> None:
     refusal(encode_control, V2, tag, "r")
 
 
-@pytest.mark.parametrize("field", [object(), 2**64, "\ud800", {"a": {1, object}}], ids=["object", "too wide", "surrogate", "set"])
+@pytest.mark.parametrize(
+    "field", [object(), 2**64, "\ud800", {"a": {1, object}}], ids=["object", "too wide", "surrogate", "set"]
+)
 def test_a_control_field_that_cannot_be_encoded_is_an_encode_error(field: Any) -> None:
     with pytest.raises(EncodeError) as caught:
         encode_control(V2, "T", "r", field)
