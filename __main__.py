@@ -212,11 +212,23 @@ def check(
     only: Annotated[str, typer.Option(help="Only configurations whose name holds this.")] = "",
     deep: Annotated[bool, typer.Option("--deep", help="The larger configurations, too.")] = False,
     formal: Annotated[bool, typer.Option("--formal", help="The formal models, too, where SPIN is installed.")] = False,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="With --formal: the mutants as well, each of which must fail.")
+    ] = False,
+    bound: Annotated[
+        list[str] | None, typer.Option(help="With --formal: another bound of the models, NAME=NUMBER; may be repeated.")
+    ] = None,
 ) -> Job:
     """Tables, and every interleaving of small worlds of the shipped stages; states explored, properties held (else status 1)."""
-    from .runtime.checks import run_command
+    from .runtime.checks import bounds_of, run_command
 
-    return lambda: run_command(sys.stdout, deep=deep, only=only, formal=formal)
+    if (mutants or bound) and not formal:
+        raise typer.BadParameter("--mutants and --bound go with --formal")
+    try:
+        bounds = bounds_of(bound or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return lambda: run_command(sys.stdout, deep=deep, only=only, formal=formal, mutants=mutants, bounds=bounds)
 
 
 @app.command(short_help="Fuzz a decoder: headrace's own, or yours.")

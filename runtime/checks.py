@@ -6,7 +6,8 @@ per fault, abort source and shutdown; `DEEP` ones are larger and run in the deep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import IO, Final
 
@@ -73,7 +74,26 @@ def tables() -> list[str]:
     return lines
 
 
-def run_command(out: IO[str], *, deep: bool = False, only: str = "", formal: bool = False) -> int:
+def bounds_of(given: Iterable[str]) -> dict[str, int]:
+    """Bounds of the formal models from ``NAME=NUMBER``; ValueError naming what is not that."""
+    bounds = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        if not re.fullmatch(r"[A-Z_]+", name) or not re.fullmatch(r"[0-9]{1,4}", value):
+            raise ValueError(f"a bound is NAME=NUMBER (for example N=3), not {item!a}")
+        bounds[name] = int(value)
+    return bounds
+
+
+def run_command(
+    out: IO[str],
+    *,
+    deep: bool = False,
+    only: str = "",
+    formal: bool = False,
+    mutants: bool = False,
+    bounds: Mapping[str, int] | None = None,
+) -> int:
     """`headrace check`: 0 if every table is total and every search was complete and found nothing; else 1."""
     good = True
     _print(tables(), out)
@@ -87,12 +107,12 @@ def run_command(out: IO[str], *, deep: bool = False, only: str = "", formal: boo
                 _print([f"  {states} states were known; a count changes only with a reason"], out)
                 good = False
     if formal:
-        good &= _formal(out)
+        good &= _formal(out, only=only, deep=deep, mutants=mutants, bounds=dict(bounds or {}))
     _print([f"all hold: {'true' if good else 'false'}"], out)
     return 0 if good else 1
 
 
-def _formal(out: IO[str]) -> bool:
+def _formal(out: IO[str], *, only: str, deep: bool, mutants: bool, bounds: dict[str, int]) -> bool:
     """The formal models, run by their own module; where their checker is not installed that is said, and is no failure."""
     from ..fsm import formal  # a module that most runs do not need
 
@@ -100,7 +120,13 @@ def _formal(out: IO[str]) -> bool:
     if why is not None:
         _print([f"formal models: not run: {why}"], out)
         return True
-    return bool(formal.main([]) == 0)
+    if not any(only in job.name for job in formal.jobs(mutants=mutants, deep=deep)):
+        _print([f"formal models: none has {only!a} in its name"], out)
+        return True
+    results = formal.run_formal(
+        only=only, deep=deep, mutants=mutants, bounds=bounds, report=lambda line: _print([line], out)
+    )
+    return all(result.ok for result in results)
 
 
 def _print(lines: Iterable[str], out: IO[str]) -> None:

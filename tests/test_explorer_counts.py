@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from headrace.fsm import formal
@@ -84,5 +86,27 @@ def test_formal_models_are_run_by_their_own_module_and_their_absence_is_said(mon
     assert checks.run_command(out, only="no such", formal=True) == 0
     assert "formal models: not run: SPIN is needed" in out.getvalue()
     monkeypatch.setattr(formal, "missing", lambda: None)
-    monkeypatch.setattr(formal, "main", lambda arguments: 1)
-    assert checks.run_command(out, only="no such", formal=True) == 1
+    assert checks.run_command(out, only="no such", formal=True) == 0
+    assert "none has 'no such' in its name" in out.getvalue()
+    asked: list[dict[str, Any]] = []
+
+    def run_formal(**given: Any) -> list[Any]:
+        asked.append(given)
+        return [SimpleNamespace(ok=given["bounds"] != {"N": 9})]
+
+    monkeypatch.setattr(formal, "run_formal", run_formal)
+    chosen = {"only": "ring", "formal": True, "mutants": True}
+    monkeypatch.setattr(checks, "STATES", {})
+    assert checks.run_command(out, **chosen, bounds={"N": 3}) == 0
+    assert checks.run_command(out, **chosen, bounds={"N": 9}) == 1
+    assert [(g["only"], g["mutants"], g["bounds"]) for g in asked] == [
+        ("ring", True, {"N": 3}),
+        ("ring", True, {"N": 9}),
+    ]
+
+
+def test_bounds_are_read_and_refused_by_name() -> None:
+    assert checks.bounds_of(["N=3", "RING=1"]) == {"N": 3, "RING": 1}
+    for wrong in ("N", "N=", "n=3", "N=three", "=3"):
+        with pytest.raises(ValueError, match="NAME=NUMBER"):
+            checks.bounds_of([wrong])
