@@ -222,6 +222,11 @@ def _family_columns(events: Sequence[ChunkEvent], family: Family, columns: dict[
     columns[family.poslens.name] = [count for part in lens for count in part]
 
 
+def _is_nil(value: Any, nil: Any) -> bool:
+    """Whether a column need not be there for this entry. By type and value: an opaque ``False`` or ``0`` is an entry."""
+    return value is None or (type(value) is type(nil) and bool(value == nil))
+
+
 def encode_batch(events: Sequence[ChunkEvent], schema: WireSchema) -> bytes:
     """A whole BATCH frame (tag included) from chunks. Raises EncodeError for what `schema` cannot carry."""
     egress = schema.egress
@@ -233,7 +238,7 @@ def encode_batch(events: Sequence[ChunkEvent], schema: WireSchema) -> bytes:
                 raise EncodeError(f"{schema.name} has no column {show(name)}")
     for column in egress.scalars:
         values = [event.scalars.get(column.name, column.nil) for event in events]
-        if column.position < egress.required or any(v is not None and v is not False for v in values):
+        if column.position < egress.required or not all(_is_nil(v, column.nil) for v in values):
             columns[column.name] = values
     names = {k for event in events if event.extras for k in event.extras}
     for family in egress.families:

@@ -20,7 +20,11 @@ from headrace.specs.conformance.runner import FAILED, run, run_case
 from kit_helpers import BROKEN, Naive, NoFlush
 
 TESTS = Path(__file__).resolve().parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
+# without the options of the run that this one is part of (workers, coverage): they are not a user's
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))},
+    "PYTHONPATH": str(TESTS),
+}
 
 
 @pytest.fixture(autouse=True)

@@ -496,3 +496,12 @@ def test_extras_that_disagree_are_an_encode_error() -> None:
     ):
         with pytest.raises(EncodeError):
             encode_batch([ChunkEvent(rid="a", extras=extras)], V1)
+
+
+@pytest.mark.parametrize("value", [False, 0, "", [], {}, 0.0])
+def test_an_opaque_entry_that_is_false_is_an_entry(value: Any) -> None:
+    schema = load_schema("v2")
+    events = [ChunkEvent(rid="r", token_ids=[1], weight_versions=value), ChunkEvent(rid="s", token_ids=[2])]
+    frame = batch_of(encode_batch(events, schema), schema)
+    assert [chunk.weight_versions for chunk in frame] == [value, None]
+    assert type(frame[0].weight_versions) is type(value)
