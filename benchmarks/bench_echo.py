@@ -3,7 +3,8 @@
 256 concurrent streaming requests of 256 tokens each are submitted at once (flooded) and read to their ends. Counted is all CPU of the
 process: submitting, ingress, both rings, the embedded scheduler, decoding, sinks, and the reading. The peer is what a server that
 keeps one `DecodeStream` for each request pays for the text alone. Readers: one thread that takes the handles in turn (the target is
-a ratio of at most 2), and beside it, without a target, one thread for each handle.
+a ratio of at most 2), and beside it, without a target, one thread for each handle. Last, what a trace of every transition adds
+(the target is at most 15 %; off, the cost is a comparison with None).
 
     python benchmarks/bench_echo.py [--rounds N] [--requests N] [--tokens N] [--tokenizer PATH]
 
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 from headrace import specs
 from headrace.runtime import EchoScheduler, RequestHandle, RuntimeConfig, TokenizerManager
 from tokenizers import Tokenizer
@@ -76,6 +78,31 @@ def echo(
     return (time.process_time() - began) / sum(map(len, prompts)), texts
 
 
+def tracing(config: RuntimeConfig, prompts: Sequence[list[int]], wanted: list[str], rounds: int) -> int:
+    """What recording every transition costs the whole manager: one that traces (with room for every event) beside one that does not."""
+    events = 4 * rounds * sum(map(len, prompts))
+    recorded = msgspec.structs.replace(config, trace=True, trace_capacity=2 * events)
+    ratios = []
+    wrong = 0
+    with TokenizerManager(config) as off, TokenizerManager(recorded) as on:
+        with EchoScheduler(off.scheduler, max_batch=len(prompts)), EchoScheduler(on.scheduler, max_batch=len(prompts)):
+            for index in range(rounds + 1):
+                costs = []
+                for tm in (off, on):
+                    cost, texts = echo(tm, prompts, round_robin)
+                    wrong += texts != wanted
+                    costs.append(cost)
+                if index:
+                    ratios.append(costs[1] / costs[0])
+        assert on.trace is not None
+        if on.trace.dropped:
+            raise RuntimeError("the trace was full; its cost was not measured")
+    print(
+        f"  {'tracing on':<20} {statistics.median(ratios):.2f} × the CPU of tracing off (best {min(ratios):.2f})   target 1.15"
+    )
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15)
@@ -108,6 +135,7 @@ def main() -> int:
                 f"{statistics.median(peers) * 1e6:5.2f}   ratio {statistics.median(ratios):5.2f} (best {min(ratios):.2f}, "
                 f"worst {max(ratios):.2f})" + (f"   target {TARGET}" if read is round_robin else "")
             )
+    wrong += tracing(config, prompts, wanted, args.rounds)
     if wrong:
         print(f"{wrong} rounds did not give every request its own text")
     return 1 if wrong else 0

@@ -339,11 +339,22 @@ class _Core(Generic[T]):
             )
 
 
-class IngressProducer:
-    """The manager's side of the ingress ring. Never waits."""
+class _End(Generic[T]):
+    """What all four ends have."""
 
-    def __init__(self, core: _Core[IngressMessage]) -> None:
+    def __init__(self, core: _Core[T]) -> None:
         self._core = core
+
+    def facts(self) -> RingFacts:
+        """Fill, capacity, bytes and state at this moment."""
+        return self._core.facts()
+
+    def __len__(self) -> int:
+        return self._core.facts().fill
+
+
+class IngressProducer(_End[IngressMessage]):
+    """The manager's side of the ingress ring. Never waits."""
 
     def try_push(self, message: IngressMessage) -> PushResult:
         """OK, FULL or CLOSED; only OK is truthy. Anything but OK left the ring as it was."""
@@ -369,19 +380,9 @@ class IngressProducer:
         """No more will come. Idempotent; what was accepted can still be drained."""
         self._core.close_producer()
 
-    def facts(self) -> RingFacts:
-        """Fill, capacity, bytes and state at this moment."""
-        return self._core.facts()
 
-    def __len__(self) -> int:
-        return self._core.facts().fill
-
-
-class IngressConsumer:
+class IngressConsumer(_End[IngressMessage]):
     """The scheduler's side of the ingress ring."""
-
-    def __init__(self, core: _Core[IngressMessage]) -> None:
-        self._core = core
 
     def drain(self, max: int = 256) -> IngressColumns:
         """Up to `max` messages as columns, oldest first. Never waits; zero messages are empty columns."""
@@ -395,19 +396,9 @@ class IngressConsumer:
         """The scheduler goes: every later push is refused as CLOSED. Idempotent."""
         self._core.close_consumer()
 
-    def facts(self) -> RingFacts:
-        """Fill, capacity, bytes and state at this moment."""
-        return self._core.facts()
 
-    def __len__(self) -> int:
-        return self._core.facts().fill
-
-
-class EgressProducer:
+class EgressProducer(_End[bytes]):
     """The scheduler's side of the egress ring. Output that is committed is never dropped, so a push waits for room."""
-
-    def __init__(self, core: _Core[bytes]) -> None:
-        self._core = core
 
     def push(self, frame: Buffer, timeout: float | None = None) -> bool:
         """Hand over one frame, waiting while the ring is full. False only when the manager is gone.
@@ -449,15 +440,8 @@ class EgressProducer:
         """The scheduler goes. Idempotent; frames already accepted are still delivered."""
         self._core.close_producer()
 
-    def facts(self) -> RingFacts:
-        """Fill, capacity, bytes and state at this moment."""
-        return self._core.facts()
 
-    def __len__(self) -> int:
-        return self._core.facts().fill
-
-
-class EgressConsumer:
+class EgressConsumer(_End[bytes]):
     """The manager's side of the egress ring."""
 
     def __init__(self, core: _Core[bytes]) -> None:
@@ -483,13 +467,6 @@ class EgressConsumer:
     def close(self) -> None:
         """The manager goes: parked and later pushes return False. Idempotent."""
         self._core.close_consumer()
-
-    def facts(self) -> RingFacts:
-        """Fill, capacity, bytes and state at this moment."""
-        return self._core.facts()
-
-    def __len__(self) -> int:
-        return self._core.facts().fill
 
 
 def _owned(frame: Buffer) -> bytes:

@@ -148,8 +148,6 @@ def test_a_request_changes_state_only_in_the_advance_functions() -> None:
         ("life.py", "__init__", "abort"),
         ("life.py", "advance", "state"),
         ("life.py", "advance_abort", "abort"),
-        # a detokenize request is answered when it is registered and never has a row, so its own state is moved, by the table
-        ("shard.py", "_detokenize", "state"),
     }
 
 

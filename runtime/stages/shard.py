@@ -50,6 +50,7 @@ from .life import (
     Recorder,
     Register,
     StepTerminal,
+    advance,
     advance_abort,
     extras_key,
     want_abort,
@@ -633,10 +634,7 @@ class Shard:
                 else DetokenizeError(f"decoding failed: {type(fault).__name__}")
             )
             item, event = EgressItem.Error(own_error(error, life.shown_rid)), RequestEvent.ERROR
-        before = life.state
-        life.state = REQUEST.next(RequestState(before), event)
-        if self._record is not None:
-            self._record.record("request", life.rid, before, event, life.state, self._stage)
+        advance(life, event, self._stage, self._record)
         advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
         out.items.append((life, item))
         out.ended.append(life.rid)
