@@ -303,7 +303,7 @@ def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int 
 
 def into_columns(tokenizer: Tokenizer, prompts: Sequence[str], fast: bool) -> float:
     """CPU seconds (the tokenizer library's own threads included) from `generate` to what the scheduler drains."""
-    manager = TokenizerManager(RuntimeConfig(tokenizer=tokenizer, context_len=1 << 16))
+    manager = TokenizerManager(RuntimeConfig(tokenizer=tokenizer, tokenizer_workers=1, context_len=1 << 16))
     pipeline = manager._pipeline
     pipeline.live.open_admission()
     for worker in pipeline.workers:

@@ -1,0 +1,24 @@
+"""The benchmark's workloads do what they say, at a size that measures nothing: every token and every request arrives."""
+
+from __future__ import annotations
+
+import pytest
+from headrace import specs
+from headrace.runtime.bench.egress import headrace, workload
+from headrace.runtime.bench.rows import into_columns
+from tokenizers import Tokenizer
+
+TOKENIZER = Tokenizer.from_file(str(specs.path("data", "tokenizer.json")))
+TEXT = specs.path("data", "text.txt").read_text("utf-8")[:20_000]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stream": False, "per_step": 5}, {"stops": ("ever",)}, {"top_logprobs": 2}, {"step_sink": True}]
+)
+@pytest.mark.parametrize("wire", ["v1", "v2"])
+def test_every_token_of_a_workload_arrives(wire, options):
+    assert headrace(TOKENIZER, workload(TOKENIZER, TEXT, "small", 20, 20, **options), wire=wire) > 0
+
+
+def test_every_prompt_reaches_the_scheduler():
+    assert into_columns(TOKENIZER, [f"prompt number {at}" for at in range(40)], False) > 0
