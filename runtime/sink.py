@@ -124,7 +124,7 @@ class Columns:
         self.extras: Sequence[Extras] = ()  # of this step, one for each position, where the frame has any
         # for the trace: the sinks' rids, and their states while the hub has counted `closes` closes
         self.rids: list[str] = []
-        self.states: list[SinkState] = []
+        self.states: Sequence[int] = b""
         self.closes = -1
 
     def only(self, keep: Sequence[int]) -> Columns:
@@ -194,7 +194,7 @@ class Hub:
         assert self.record is not None
         if columns.closes != self.closes:
             columns.rids = [sink._rid for sink in columns.sinks]
-            columns.states = [sink._state for sink in columns.sinks]
+            columns.states = bytes([sink._state for sink in columns.sinks])  # bytes: the collector does not look inside
             columns.closes = self.closes
         self.record.record_many("sink", columns.rids, columns.states, SinkEvent.PUT, columns.states, self.name)
 

@@ -683,7 +683,7 @@ class Shard:
 
     def _record_chunks(self, rids: list[str]) -> None:
         assert self._record is not None
-        streaming = [RequestState.STREAMING] * len(rids)
+        streaming = bytes((RequestState.STREAMING,)) * len(rids)  # bytes: the collector does not look inside
         self._record.record_many("request", rids, streaming, RequestEvent.CHUNK, streaming, self._stage)
 
     def _fault(self, row: int, told: str, out: ShardOut) -> None:
