@@ -169,11 +169,16 @@ class BatchFrame(Sequence[ChunkEvent]):
         rows: list[int] = []
         # Nil is one byte, so between two maps the row moves on by the distance.
         row, last = 0, at
+        raw = b""
         while blob and (hit := _NOT_NIL.search(blob, last)) is not None:
             at = hit.start()
             row += at - last
-            last = skip(blob, at, len(blob))
-            reasons[row] = parse_finish_reason(blob[at:last])
+            if raw and blob.startswith(raw, at):  # no msgpack value is the beginning of another
+                last = at + len(raw)
+            else:
+                last = skip(blob, at, len(blob))
+                raw = blob[at:last]
+            reasons[row] = parse_finish_reason(raw)
             rows.append(row)
             row += 1
         self._finish_cache = reasons

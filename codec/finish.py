@@ -13,6 +13,7 @@ Owns: how a finish reason map is understood. Rules it keeps (specs: the page on 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, overload
 
 import msgspec
@@ -250,8 +251,23 @@ def decode_plain(raw: bytes) -> object:
 
 
 def _parse_raw(raw: bytes) -> FinishReason:
+    if len(raw) <= _SHORT and (known := _parse_short(raw)) is not None:
+        return known
     value = decode_plain(raw)
     return parse_finish_reason(value) if isinstance(value, dict) else Unknown(raw)
+
+
+_SHORT: Final = 64
+
+
+@lru_cache(maxsize=1024)
+def _parse_short(raw: bytes) -> FinishReason | None:
+    """The reason in a few bytes, remembered, because a scheduler ends most requests with the same few; None for one that holds
+    something that its readers could change."""
+    value = decode_plain(raw)
+    if isinstance(value, dict) and not any(isinstance(item, (list, dict)) for item in value.values()):
+        return parse_finish_reason(value)
+    return None
 
 
 def finish_to_wire(value: FinishReason | Mapping[Any, Any] | None) -> object:

@@ -2,16 +2,25 @@
 
 Owns: what is remembered of the last frame of one stream. While a batch runs, a plain step's header (rids, no finishes, counts) is the
 same bytes as the last one's and only the token ids differ, so it need not be read again: comparing it is a hundred times cheaper than
-decoding it. Whatever differs in one byte takes the whole way through `decode_frame`. Belongs to one consumer.
+decoding it. Whatever differs in one byte takes the whole way through `decode_frame`. Frames that wait one behind the other with the
+same header are a *run*: one frame, and a matrix of ids with a line for each step. Belongs to one consumer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from .batch import BatchFrame
 from .decode import ControlResult, RequestFailure, RidCache, decode_frame
 from .schema import WireSchema
+
+
+MAX_RUN_IDS: Final = 1 << 16
+"""Ids of one run, unless a single frame has more: what is worked on at once stays in the processor's cache."""
 
 
 class FrameDecoder:
@@ -40,3 +49,24 @@ class FrameDecoder:
             self._start = self._size - self._count * self._dtype.itemsize
             self._prefix = frame[: self._start]
         return decoded
+
+    def decode_run(
+        self, frames: Sequence[bytes], at: int = 0
+    ) -> tuple[BatchFrame | ControlResult | RequestFailure, NDArray[Any] | None, int]:
+        """The frame at `at`, together with those behind it that only differ in their ids.
+
+        Returns (the decoded first frame, ids of all of them [steps, ids of a frame] or None for one alone, index behind the last).
+        Raises what `decode_frame` raises, for the first one; then `at` alone is used up.
+        """
+        decoded = self.decode(frames[at])
+        end = at + 1
+        if self._last is None:
+            return decoded, None, end
+        count, size, start, prefix = self._count, self._size, self._start, self._prefix
+        stop = min(len(frames), at + max(1, MAX_RUN_IDS // max(1, count)))
+        while end < stop and len(frames[end]) == size and frames[end].startswith(prefix):
+            end += 1
+        if end - at == 1:
+            return decoded, None, end
+        data = b"".join([frame[start:] for frame in frames[at:end]])
+        return decoded, np.frombuffer(data, self._dtype).reshape(end - at, count), end

@@ -35,7 +35,7 @@ from .config import RuntimeConfig
 from .live import LiveTable
 from .ring import EgressConsumer, EgressProducer, IngressConsumer, IngressProducer, egress_ring, ingress_ring
 from .sink import EgressItem, Hub, Sink, SinkError
-from .stages.dispatch import Dispatcher
+from .stages.dispatch import Batch, Dispatcher
 from .stages.ingress import Facts, Ingress, Outbox, own_error
 from .stages.life import Fail, Group, Job, Life, Message, Recorder, StepTerminal, Tokenised, WantAbort
 from .stages.shard import Shard, ShardOut, StepColumns, StepRow
@@ -46,7 +46,8 @@ from .text.tokenize import TokenizerBackend
 _LONG_TEXT = 1 << 16  # characters; a text this long takes tens of milliseconds, and one at the limit minutes
 _BATCH = 64  # texts that a tokenizer worker takes at once
 _FRAMES = 4  # frames on the way to one shard; more would only move the back-pressure away from the ring
-
+_RUN = 64  # frames that are taken from the ring at once, so that those that are alike can be served at once
+_RUN_BYTES = 4 << 20  # and their size, which is out of the ring's account while they are served
 
 _NO_IDS = np.empty(0, dtype=np.int64)
 
@@ -131,7 +132,7 @@ class Pipeline:
         self.shard_counts: list[Counter[str]] = [Counter() for _ in range(shards)]
         self.on_step: Callable[[StepEvent], None] | None = None
         self.on_fault: Callable[[str, str], None] | None = None  # (logger, a server fault in words that name no data)
-        self.on_activity: Callable[[], None] | None = None
+        self.on_activity: Callable[[int], None] | None = None  # so many frames were accepted
         self.on_scheduler_gone: Callable[[], None] | None = None
 
     # -- from any thread --------------------------------------------------------------------------------------------------
@@ -207,27 +208,29 @@ class Pipeline:
         return True
 
     def move_dispatch(self) -> bool:
-        """One frame, if every shard has room for what it may become."""
-        if any(channel.room() == 0 for channel in self.frames):
-            return False
-        frames = self.ring_out.drain(1)
+        """As many frames as every shard has room for, whatever they become."""
+        most = _FRAMES
+        for channel in self.frames:
+            most = min(most, channel.room() or 0)
+            if not most:
+                return False
+        frames = self.ring_out.drain_some(most, _RUN_BYTES)
         if not frames:
             return self._notice_scheduler_gone()
-        for shard, message in self._dispatch(frames[0]):
+        for shard, message in self._dispatch(frames):
             self.frames[shard].put(message)
         return True
 
     def move_egress(self) -> bool:
-        """Dispatcher and all shards on one thread: one frame straight through, behind everything that waits in the lanes."""
+        """Dispatcher and all shards on one thread: waiting frames straight through, behind everything that waits in the lanes."""
         moved = False
         for index in range(len(self.shards)):
             while self.move_shard(index):
                 moved = True
-        frames = self.ring_out.drain(1)
+        frames = self.ring_out.drain_some(_RUN, _RUN_BYTES)
         if not frames:
             return self._notice_scheduler_gone() or moved
-        messages = self._dispatch(frames[0])
-        for index, message in messages:
+        for index, message in self._dispatch(frames):
             # What this frame answers was registered before the scheduler could see it, so it is in the lane by now: asked after the
             # frame was taken, the lane cannot be found empty too early.
             while registrations := self.registrations[index].take(_BATCH):
@@ -236,13 +239,13 @@ class Pipeline:
             self._serve(index, message)
         return True
 
-    def _dispatch(self, frame: bytes) -> list[tuple[int, Message]]:
+    def _dispatch(self, frames: Sequence[bytes]) -> list[tuple[int, Message]]:
         before = self.dispatcher.activity
-        messages = self.dispatcher.step(frame)
-        if self.dispatcher.fault:
-            self._report("egress", (self.dispatcher.fault,))
+        messages = self.dispatcher.step(*frames)
+        if self.dispatcher.faults:
+            self._report("egress", self.dispatcher.faults)
         if self.dispatcher.activity != before and self.on_activity is not None:
-            self.on_activity()
+            self.on_activity(self.dispatcher.activity - before)
         return messages
 
     def _notice_scheduler_gone(self) -> bool:
@@ -278,16 +281,27 @@ class Pipeline:
 
     def _serve(self, index: int, message: Message) -> None:
         """One message through one shard, and what comes of it to its ports."""
-        shard = self.shards[index]
-        out = shard.step(message)
-        refused_rows, refused = self._offer(index, out)
-        after = shard.settle(out, refused_rows, refused)
-        self._offer(index, after)  # errors only, into reserved slots
-        self._commit_shard(index, out, after)
+        shard, left = self.shards[index], message
+        while True:
+            sure = 1
+            if isinstance(left, Batch) and left.run is not None:
+                reached = shard.reach(left)
+                if reached is not None:
+                    sure = self.hubs[index].sure(reached, self.config.sink_capacity, len(left.run))
+            out = shard.step(left, sure)
+            refused_rows, refused = self._offer(index, out)
+            after = shard.settle(out, refused_rows, refused)
+            self._offer(index, after)  # errors only, into reserved slots
+            self._commit_shard(index, out, after)
+            if out.rest is None:
+                return
+            left = out.rest
 
     def _offer(self, index: int, out: ShardOut) -> tuple[list[int], dict[int, SinkError]]:
         hub = self.hubs[index]
         refused_rows: list[int] = []
+        if out.begun:
+            hub.begin(out.begun)
         for columns in out.columns:
             refused_rows.extend(columns.rows[at] for at in hub.put_columns(columns, self.config.sink_capacity))
         refused: dict[int, SinkError] = {}
@@ -316,6 +330,9 @@ class Pipeline:
         columns = [column for out in outs for column in out.step_columns]
         if steps or columns:
             self._give_steps(index, columns, steps)
+        for out in outs:
+            for column in out.run:
+                self._give_steps(index, [column], [])
 
     def _give_steps(self, index: int, columns: list[StepColumns], rows: list[StepRow]) -> None:
         if self.on_step is not None:

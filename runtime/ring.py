@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..codec import IngressColumns, IngressMessage, frame_egress_batch_cols
@@ -154,6 +155,7 @@ class _Core(Generic[T]):
     def push_all(self, items: Sequence[T], timeout: float | None = 0.0) -> PushResult:
         """All of `items` in order, or none. `timeout` 0: never wait (FULL). None: wait for room as long as it takes."""
         nbytes = sum(map(self._size_of, items)) if self._bounded else 0
+        news = False  # a plain push never meets an empty ring
         self.lock.acquire()
         try:
             count = len(items)
@@ -162,17 +164,18 @@ class _Core(Generic[T]):
                 self._in.extend(items)
                 self._nbytes += nbytes
             else:
-                refused = self._push(items, nbytes, timeout)
-                if refused is not None:
-                    return refused
+                told = self._push(items, nbytes, timeout)
+                news = told is _OK
+                if not news and told is not None:
+                    return told
         finally:
             self.lock.release()
-        if items and self.consumer_bell is not None:
+        if news and self.consumer_bell is not None:
             self.consumer_bell.ring()
         return _OK
 
     def _push(self, items: Sequence[T], nbytes: int, timeout: float | None) -> PushResult | None:
-        """None when all of `items` are in the ring, or else why not."""
+        """None when all of `items` are in the ring, OK when it was empty before, or else why not."""
         count = len(items)
         if self._gone or not self._fits(count, nbytes):
             refused = self._refuse_or_park(count, nbytes, timeout)
@@ -189,7 +192,7 @@ class _Core(Generic[T]):
         # used up what a second one waits for.
         if was_empty and self._parked_consumers:
             self._arrived.notify_all()
-        return None
+        return _OK if was_empty else None
 
     def _refuse_or_park(self, count: int, nbytes: int, timeout: float | None) -> PushResult | None:
         """What a push that does not go through at once returns, or None when it may go on after a wait."""
@@ -219,6 +222,22 @@ class _Core(Generic[T]):
             return free if free > 0 else 0, self._gone
 
     # -- consumer -------------------------------------------------------------------------------------------------------
+
+    def drain_some(self, most: int, most_bytes: int) -> list[T]:
+        """The oldest items, at most `most`, ending with the one that reaches `most_bytes`. Never waits. One consumer only.
+
+        The bound is for what is taken out of the ring's account at once: items of a hostile size come one by one.
+        """
+        with self.lock:
+            fill = len(self._in) + len(self._out)
+            if fill > 1 and self._nbytes >= most_bytes:
+                nbytes = 0
+                for count, item in enumerate(islice(chain(reversed(self._out), self._in), most), 1):
+                    nbytes += self._size_of(item)
+                    if nbytes >= most_bytes:
+                        most = count
+                        break
+        return self.drain(most)
 
     def drain(self, max: int = 256) -> list[T]:
         """Up to `max` items, oldest first. Never waits."""
@@ -415,14 +434,16 @@ class EgressProducer(_End[bytes]):
                 core._plain_pushes -= 1
                 core._in.append(frame)
                 core._nbytes += nbytes
+                return True
             # a timeout of 0 would mean "do not wait" one floor down, which says FULL and does not raise
-            elif core._push((frame,), nbytes, timeout if timeout is None or timeout > 0 else 1e-9) is not None:
-                return False
+            told = core._push((frame,), nbytes, timeout if timeout is None or timeout > 0 else 1e-9)
         finally:
             core.lock.release()
-        if core.consumer_bell is not None:
+        if told is None:
+            return True
+        if told is _OK and core.consumer_bell is not None:
             core.consumer_bell.ring()
-        return True
+        return told is _OK
 
     def try_push(self, frame: Buffer) -> PushResult:
         """OK, FULL or CLOSED, at once."""
@@ -447,6 +468,7 @@ class EgressConsumer(_End[bytes]):
     def __init__(self, core: _Core[bytes]) -> None:
         self._core = core
         self.drain = core.drain  # type: ignore[method-assign]  # one call less for every frame; the method below tells about it
+        self.drain_some = core.drain_some
 
     def drain(self, max: int = 256) -> list[bytes]:
         """Up to `max` frames, oldest first. Never waits."""
@@ -461,7 +483,9 @@ class EgressConsumer(_End[bytes]):
         self._core.record, self._core.name = record, name
 
     def ring_bell_on_arrival(self, bell: Bell) -> None:
-        """Ring `bell` whenever a frame arrives, and at a close. Before any use."""
+        """Ring `bell` whenever a frame arrives in an empty ring, and at a close. Before any use.
+
+        So whoever waits for it drains until nothing comes first: behind a frame that was left, the next one is no news."""
         self._core.consumer_bell = bell
 
     def close(self) -> None:

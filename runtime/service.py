@@ -285,9 +285,9 @@ class Service:
                 "a callback on one of the manager's own threads cannot wait for an answer: it would wait for itself"
             )
 
-    def _count_activity(self) -> None:
+    def _count_activity(self, frames: int) -> None:
         with self._active:
-            self._activity += 1
+            self._activity += frames
             self._active.notify_all()
 
     def _reap(self) -> None:

@@ -163,9 +163,10 @@ class Oracle:
         """A shard is about to be given `message`."""
         if isinstance(message, Batch):
             frame = message.frame
-            for row in range(len(frame.rids)) if message.rows is None else message.rows:
-                low, high = int(frame.offsets[row]), int(frame.offsets[row + 1])
-                self._chunk(frame.rids[row], frame.token_ids[low:high].tolist(), frame.finish_reasons[row])
+            for ids in [frame.token_ids] if message.run is None else message.run:
+                for row in range(len(frame.rids)) if message.rows is None else message.rows:
+                    low, high = int(frame.offsets[row]), int(frame.offsets[row + 1])
+                    self._chunk(frame.rids[row], ids[low:high].tolist(), frame.finish_reasons[row])
         elif isinstance(message, Register):
             self._register(self.by_rid[message.life.rid])
         elif isinstance(message, Result):

@@ -182,6 +182,7 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     drain: int = 200
     traced_rings: bool = True  # a ring that is traced takes no short cuts
+    straight: bool = False  # fused, and frames go straight through in one move, as the thread driver makes it
 
     @classmethod
     def draw(cls, rng: random.Random) -> SimOptions:
@@ -232,6 +233,7 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
             faults=faults,
             drain=rng.choice((0, 5, 30, 300)),
             traced_rings=rng.random() < 0.5,
+            straight=rng.random() < 0.5,
         )
 
 

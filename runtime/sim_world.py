@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -156,9 +156,12 @@ class World:
 
     def _drivers(self) -> list[Driver]:
         pipeline = self.pipeline
-        shards = [self._shard_move(index) for index in range(len(pipeline.shards))]
+        self._watch_shards()
+        shards = [partial(pipeline.move_shard, index) for index in range(len(pipeline.shards))]
         drivers = [Driver("ingress", pipeline.ingress_bell, [self._ingress_move])]
-        if self.options.fused:
+        if self.options.fused and self.options.straight:
+            drivers.append(Driver("egress", pipeline.egress_bell, [pipeline.move_egress]))
+        elif self.options.fused:
             drivers.append(Driver("egress", pipeline.egress_bell, [*shards, pipeline.move_dispatch]))
         else:
             drivers.append(Driver("egress", pipeline.egress_bell, [pipeline.move_dispatch]))
@@ -182,17 +185,20 @@ class World:
             self.oracle.seen["an abort waits for a full ring"] += 1
         return pipeline.move_ingress()
 
-    def _shard_move(self, index: int) -> Callable[[], bool]:
-        pipeline = self.pipeline
+    def _watch_shards(self) -> None:
+        """The oracle learns of every message just before its shard does."""
+        pipeline, serve, offer = self.pipeline, self.pipeline._serve, self.pipeline._offer
 
-        def move() -> bool:
-            lanes = pipeline.registrations[index], pipeline.frames[index]
-            waiting = next((lane for lane in lanes if lane._items), None)
-            if waiting is not None:
-                self.oracle.given(index, waiting._items[0])
-            return pipeline.move_shard(index)
+        def watched(index: int, message: Any) -> None:
+            self.oracle.given(index, message)
+            serve(index, message)
+            self.oracle.look(pipeline.live._lives)  # a move may hold several messages
 
-        return move
+        def offered(index: int, out: Any) -> Any:
+            self.oracle.seen["several steps at once"] += bool(out.run) or any(part.steps > 1 for part in out.columns)
+            return offer(index, out)
+
+        pipeline._serve, pipeline._offer = watched, offered  # type: ignore[method-assign]
 
     def _on_step(self, event: StepEvent) -> None:
         for column in event.columns:

@@ -52,6 +52,7 @@ SOMETIMES: Final = (
     "late output",
     "more output than the limit",
     "one client rid names two live requests",
+    "several steps at once",
     "refused at once: queue_full",
     "refused at once: scheduler_gone",
     "refused at once: shutting_down",

@@ -46,6 +46,12 @@ class SinkError(enum.Enum):
     CLOSED = "closed"
 
 
+# A member's look-up through its class costs as much as a step of the machine (CPython 3.11).
+_FULL, _CLOSED_ERROR = SinkError.FULL, SinkError.CLOSED
+_CLOSED = SinkState.CLOSED
+_PUT, _PUT_FINAL, _PUT_ERROR, _OVERFLOW = SinkEvent.PUT, SinkEvent.PUT_FINAL, SinkEvent.PUT_ERROR, SinkEvent.OVERFLOW
+
+
 class EgressItem:
     """What a sink carries, as a closed set: Frame (a delta), Done, Control, Data, Error."""
 
@@ -106,15 +112,17 @@ Waiting = tuple[str, Any]
 class Columns:
     """Deltas of one id each for many sinks: the rows of the shard, their sinks, the sinks' waiting lists, and what goes there now.
 
+    `pairs` is one delta for each sink, or with `steps` above 1 a list of as many for each.
     `sure` counts the puts that surely find room: the lists were measured, and since `puts` (the hub's count of puts then) nobody
     else has put anything anywhere, so that only readers have changed them.
     """
 
-    __slots__ = ("closes", "extras", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "sure")
+    __slots__ = ("closes", "extras", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "steps", "sure")
 
     def __init__(
-        self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Waiting] = ()
+        self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Any] = ()
     ) -> None:
+        self.steps = 1
         self.rows = rows
         self.sinks = sinks
         self.lists = lists
@@ -137,6 +145,7 @@ class Columns:
             [pairs[at] for at in keep],
         )
         some.extras = [self.extras[at] for at in keep] if self.extras else ()
+        some.steps = self.steps
         return some
 
 
@@ -155,25 +164,43 @@ class Hub:
         self.puts = 0  # how many steps have put something
         self.cut_off = False  # some sink was ended by `fail_open`
 
+    def sure(self, parts: Sequence[Columns], capacity: int, wanted: int) -> int:
+        """How many chunks, `wanted` at most and 1 at least, are sure to fit into every sink of `parts` until somebody puts into them."""
+        with self.lock:
+            if self.cut_off:
+                return 1
+            for columns in parts:
+                if columns.sure < wanted or columns.puts != self.puts:
+                    columns.sure, columns.puts = _free(columns.lists, capacity), self.puts
+                wanted = min(wanted, columns.sure)
+        return max(1, wanted)
+
+    def begin(self, begun: Sequence[tuple[Sink, int, Mapping[str, Any] | None]]) -> None:
+        """What comes with the first output of these sinks: prompt_tokens, and the scalars of the wire where it has them."""
+        with self.lock:
+            for sink, prompt_tokens, meta in begun:
+                sink._prompt_tokens, sink._meta = prompt_tokens, meta
+
     def put_columns(self, columns: Columns, capacity: int) -> list[int]:
-        """One step's plain deltas. Returns the indices of the sinks that hold `capacity` chunks already; nothing was put there.
+        """Plain deltas of one step, or of several. Returns the indices of the sinks that have no room for them; nothing was put there.
 
         The loops run in C: at hundreds of requests a step this is where the time goes.
         """
-        lists = columns.lists
+        lists, steps = columns.lists, columns.steps
         refused: list[int] = []
         with self.lock:
             if self.cut_off:
                 columns.sure = 0  # one by one: nothing may stand behind an end that the shard does not know of
-            elif columns.sure < 1 or columns.puts != self.puts:
-                columns.sure = capacity - max(map(len, lists), default=0)
-            if columns.sure >= 1:
-                columns.sure -= 1
-                deque(map(list.append, lists, columns.pairs), 0)
+            elif columns.sure < steps or columns.puts != self.puts:
+                columns.sure = _free(lists, capacity)
+            if columns.sure >= steps:
+                columns.sure -= steps
+                deque(map(list.append if steps == 1 else list.extend, lists, columns.pairs), 0)
             else:
-                for at, pair in enumerate(columns.pairs):
-                    if len(lists[at]) < capacity and not columns.sinks[at]._cut_off:
-                        lists[at].append(pair)
+                put = list.append if steps == 1 else list.extend
+                for at, chunks in enumerate(columns.pairs):
+                    if len(lists[at]) + steps <= capacity and not columns.sinks[at]._cut_off:
+                        put(lists[at], chunks)
                     else:
                         refused.append(at)
             self.puts += 1
@@ -184,7 +211,9 @@ class Hub:
                     if own and at not in full:
                         columns.sinks[at]._extras.append(own)
             if self.record is not None:
-                self._record_puts(columns if not refused else columns.only(_others(len(lists), refused)))
+                told = columns if not refused else columns.only(_others(len(lists), refused))
+                for _ in range(steps):
+                    self._record_puts(told)
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
         return refused
@@ -196,7 +225,7 @@ class Hub:
             columns.rids = [sink._rid for sink in columns.sinks]
             columns.states = bytes([sink._state for sink in columns.sinks])  # bytes: the collector does not look inside
             columns.closes = self.closes
-        self.record.record_many("sink", columns.rids, columns.states, SinkEvent.PUT, columns.states, self.name)
+        self.record.record_many("sink", columns.rids, columns.states, _PUT, columns.states, self.name)
 
     def put_items(self, items: Sequence[tuple[Sink, EgressItem.Frame | Terminal]]) -> list[tuple[int, SinkError]]:
         """Deltas and terminal items in order. Returns (index, why) for those that were refused; nothing of those was stored."""
@@ -208,12 +237,12 @@ class Hub:
             self.puts += 1
             for index, (sink, item) in enumerate(items):
                 if sink in lost and not isinstance(item, EgressItem.Error):
-                    why: SinkError | None = SinkError.FULL
+                    why: SinkError | None = _FULL
                 else:
                     why = sink._offer(item)
                 if why is not None:
                     refused.append((index, why))
-                    if why is SinkError.FULL:
+                    if why is _FULL:
                         lost.add(sink)
             loops = self._wake() if self.parked else ()
         _wake_loops(loops)
@@ -295,25 +324,25 @@ class Sink:
     # -- writer's side, under the hub's lock ---------------------------------------------------------------------------
 
     def _offer(self, item: EgressItem.Frame | Terminal) -> SinkError | None:
-        if self._cut_off or self._state == SinkState.CLOSED:
-            return SinkError.CLOSED
+        if self._cut_off or self._state == _CLOSED:
+            return _CLOSED_ERROR
         if isinstance(item, EgressItem.Frame):
             if len(self._items) >= self._capacity:
-                return SinkError.FULL
+                return _FULL
             self._store(item)
-            self._step(SinkEvent.PUT)
+            self._step(_PUT)
             return None
         if isinstance(item, EgressItem.Error):
-            self._step(SinkEvent.OVERFLOW if item.error.code == "slow_client" else SinkEvent.PUT_ERROR)
+            self._step(_OVERFLOW if item.error.code == "slow_client" else _PUT_ERROR)
         else:
             if isinstance(item, EgressItem.Done):
                 frame = item.frame
                 # The reserved slot is for the terminal alone: a terminal that carries a delta needs room for that delta, or a
                 # stream that lost text would end like a success.
                 if (frame.text or len(frame.token_ids) or frame.extras) and len(self._items) >= self._capacity:
-                    return SinkError.FULL
+                    return _FULL
                 self._store(frame)
-            self._step(SinkEvent.PUT_FINAL)
+            self._step(_PUT_FINAL)
         self._terminal = item
         return None
 
@@ -341,7 +370,7 @@ class Sink:
         return self._items
 
     def _ready(self) -> bool:
-        return bool(self._items) or self._terminal is not None or self._state == SinkState.CLOSED
+        return bool(self._items) or self._terminal is not None or self._state == _CLOSED
 
     # -- reader's side -------------------------------------------------------------------------------------------------
 
@@ -429,6 +458,11 @@ class Sink:
         """Chunks put in and not yet taken."""
         with self._hub.lock:
             return len(self._items)
+
+
+def _free(lists: Sequence[list[Waiting]], capacity: int) -> int:
+    """How many chunks fit into each of the lists."""
+    return capacity - max(map(len, lists), default=0)
 
 
 def _others(count: int, refused: list[int]) -> list[int]:

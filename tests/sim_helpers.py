@@ -68,8 +68,8 @@ class TerminalTwice(Pipeline):
 class HalfDispatcher(Dispatcher):
     __slots__ = ()
 
-    def step(self, frame: bytes) -> list[tuple[int, Message]]:
-        out = super().step(frame)
+    def step(self, *frames: bytes) -> list[tuple[int, Message]]:
+        out = super().step(*frames)
         for _, message in out:
             if isinstance(message, Batch):
                 rows = list(range(len(message.frame.rids))) if message.rows is None else message.rows

@@ -156,7 +156,7 @@ def test_every_attribute_of_a_shard_is_accounted_for() -> None:
 
 def test_the_dispatcher_and_the_worker_have_no_state() -> None:
     assert dispatch.Dispatcher(SCHEMA).key() == ()
-    stateless = {"_seed", "_shards", "activity", "counts", "fault"}  # configured, or counted for people and logs
+    stateless = {"_seed", "_shards", "activity", "counts", "faults"}  # configured, or counted for people and logs
     assert set(dispatch.Dispatcher.__slots__) - stateless <= {"_decoder", "_schema", "_seen"}  # caches of the decoding
     assert tokenize.TokenizerWorker.__slots__ == ("_backend", "_encoder", "_vocab_size")  # configured
 
@@ -191,7 +191,10 @@ MESSAGES: dict[type, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     dispatch.Result: (("r", b"a"), {"rid": "q", "payload": b"b"}),
     dispatch.Failure: (("r", "a"), {"rid": "q", "message": "b"}),
-    dispatch.Batch: ((frame(), None), {"frame": frame(token_ids=[2]), "rows": [0]}),
+    dispatch.Batch: (
+        (frame(), None),
+        {"frame": frame(token_ids=[2]), "rows": [0], "run": np.array([[1], [2]])},
+    ),
 }
 
 

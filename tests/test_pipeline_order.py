@@ -68,16 +68,16 @@ def test_the_last_frame_of_a_scheduler_that_goes_is_delivered(fused):
     handle = tm.generate([1])
     while pipeline.move_ingress():
         pass
-    found_empty = pipeline.ring_out.drain
+    found_empty = pipeline.ring_out.drain_some
 
-    def drain(most):  # the ring is found empty, and then the scheduler gives its last frame and goes
-        frames = found_empty(most)
+    def drain(most, most_bytes):  # the ring is found empty, and then the scheduler gives its last frame and goes
+        frames = found_empty(most, most_bytes)
         if not frames and not port.closed:
             _scheduler_answers(pipeline, port)
             port.close()
         return frames
 
-    pipeline.ring_out.drain = drain
+    pipeline.ring_out.drain_some = drain
     for _ in range(6):
         if fused:
             pipeline.move_egress()

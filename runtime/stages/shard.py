@@ -5,6 +5,9 @@ Owns: every request from `Register` to its terminal item, alone and without lock
 * **Columnar.** Request states, counts and flags are columns indexed by row; a step gathers them, moves all states with one
   `apply_batch`, and runs the smallest loop per request. Rows that need more (a first chunk, a terminal chunk, a stop string being
   held back, half a character, extras) take the general path, one by one. No Python object is built per token there either.
+* **Runs.** Steps that wait and differ in nothing but their ids are served at once, as one matrix, where every row of the batch has a
+  lane: the same deltas, chunk by chunk, with the fixed cost of one step. As many as every sink is sure to have room for, up to the
+  first id that is no token; what is left comes back in `ShardOut.rest` and is served next.
 * **Two halves of a step.** `step` computes; the driver offers the deltas to the sinks; `settle` is told which were refused and ends
   what has to end. So a sink that is full ends its own request and no other, and the terminal state is entered only when the
   terminal item is in the reader's hands.
@@ -37,8 +40,8 @@ from ...codec.errors import (
     SlowClientError,
 )
 from ...fsm import REQUEST, AbortEvent, AbortSource, AbortState, IllegalTransition, RequestEvent, RequestState
-from ..sink import Columns, EgressItem, Extras, SinkError, Terminal
-from ..text.engine import TextEngine, TextOptions, bad_id
+from ..sink import Columns, EgressItem, Extras, Sink, SinkError, Terminal
+from ..text.engine import TextEngine, TextOptions, Token, bad_id
 from .dispatch import Batch, Failure, Result
 from .ingress import own_error
 from .life import (
@@ -58,21 +61,34 @@ from .life import (
 
 _SMALL = 16  # below this many rows the fixed cost of the array operations is more than a plain loop's
 _NO_IDS = np.empty(0, dtype=np.int64)
-_CHUNK = RequestEvent.CHUNK
 _BAD_ID = "the scheduler sent a token id that cannot be decoded"
 
 
 class Lane(enum.IntEnum):
     """How a row's one-id chunk is served in columns; GENERAL is one by one."""
 
-    GENERAL = 0  # no chunk yet, or not live
+    GENERAL = 0  # not picked yet, or not live
     PLAIN = 1  # streams to a handle; the token's text is the delta
     HELD = 2  # streams to a handle; stops, or characters split over tokens
     QUIET = 3  # non-streaming: only its ids are kept
     STEP = 4  # plain, for the step sink
 
 
-_FAST_LANES = (Lane.PLAIN, Lane.HELD, Lane.QUIET, Lane.STEP)
+# A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
+_GENERAL = Lane.GENERAL
+_PLAIN = Lane.PLAIN
+_HELD = Lane.HELD
+_QUIET = Lane.QUIET
+_STEP = Lane.STEP
+_QUEUED, _FINALIZING = RequestState.QUEUED, RequestState.FINALIZING
+_CHUNK, _PICKED = RequestEvent.CHUNK, RequestEvent.SCHEDULER_PICKED
+_FINAL_CHUNK, _FINAL_SENT = RequestEvent.FINAL_CHUNK, RequestEvent.FINAL_FRAME_SENT
+_FINISHED, _REQUESTED = AbortEvent.FINISHED, AbortState.REQUESTED
+_UNKNOWN, _PART = Token.UNKNOWN, Token.PART
+_FULL, _GENERATE = SinkError.FULL, Kind.GENERATE
+_next: Any = REQUEST.next  # also of states that are plain ints, as a column gives them
+_outcome: Any = REQUEST.outcome
+_FAST_LANES = (_PLAIN, _HELD, _QUIET, _STEP)
 
 
 class StepColumns(NamedTuple):
@@ -114,13 +130,18 @@ class StepRow:
 class ShardOut:
     """What a step gives away. `columns` and `items` go to sinks and may be refused; the rest cannot be."""
 
-    __slots__ = ("columns", "counts", "ended", "faults", "items", "owed", "step_columns", "steps")
+    __slots__ = (
+        "begun", "columns", "counts", "ended", "faults", "items", "owed", "rest", "run", "step_columns", "steps",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self.begun: list[tuple[Sink, int, Mapping[str, Any] | None]] = []  # first output: prompt_tokens and scalars
         self.columns: list[Columns] = []
         self.items: list[tuple[Life, EgressItem.Frame | Terminal]] = []
         self.steps: list[StepRow] = []
         self.step_columns: list[StepColumns] = []
+        self.run: list[StepColumns] = []  # of a run, one for each of its steps; then the two above are empty
+        self.rest: Batch | None = None  # the steps of a run that were not taken; to be served next
         self.owed: list[Ended] = []
         self.ended: list[str] = []
         self.counts: dict[str, int] = {}
@@ -148,7 +169,9 @@ class _Group:
 class _Plan:
     """What was looked up for one batch of rids (see `Shard._look_up`)."""
 
-    __slots__ = ("all_fast", "changes", "column", "distinct", "groups", "headroom", "layout", "rids", "rows", "single")
+    __slots__ = (
+        "all_fast", "changes", "column", "distinct", "fresh", "groups", "headroom", "layout", "rids", "rows", "single",
+    )  # fmt: skip
 
     def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
         self.changes = changes
@@ -160,9 +183,13 @@ class _Plan:
         self.rows = rows
         self.column = column
         self.distinct = distinct  # no live request stands twice in the batch
+        self.fresh: list[int] = []  # positions of requests of which nothing has come yet
         self.all_fast = False
         self.groups: list[_Group] = []
         self.headroom = 0
+
+
+_NO_PLAN = _Plan(-1, [], [], np.empty(0, dtype=np.intp), True)
 
 
 class Shard:
@@ -182,7 +209,7 @@ class Shard:
         # Row `capacity` stands for "no such request": index -1 of every column, never fast.
         self._states = bytearray(capacity + 1)
         self._state_column = np.frombuffer(self._states, dtype=np.uint8)  # the same memory: Python ints and columns
-        self._lanes = np.zeros(capacity + 1, dtype=np.uint8)  # a Lane; only STREAMING rows have another than GENERAL
+        self._lanes = np.zeros(capacity + 1, dtype=np.uint8)  # a Lane; only RUNNING and STREAMING rows have one but GENERAL
         self._produced = np.zeros(capacity + 1, dtype=np.int64)
         self._lives: list[Any] = [None] * (capacity + 1)
         self._waiting: list[Any] = [None] * (capacity + 1)  # the waiting list of the row's sink
@@ -192,7 +219,7 @@ class Shard:
         self._extras: list[Any] = [None] * (capacity + 1)
         # How the last batch was served, good while neither its rids nor the table have changed. A cache: no part of the state.
         self._changes = 0
-        self._plan = _Plan(-1, [], [], np.empty(0, dtype=np.intp), True)
+        self._plan = _NO_PLAN
 
     def key(self) -> tuple[Any, ...]:
         """The whole state, hashable: equal keys behave equally from here on."""
@@ -225,11 +252,12 @@ class Shard:
 
     # -- the entry point -------------------------------------------------------------------------------------------------
 
-    def step(self, message: Any) -> ShardOut:
-        """One message of the registration lane or of the frame lane."""
+    def step(self, message: Any, sure: int = 1) -> ShardOut:
+        """One message of the registration lane or of the frame lane. Of a run at most `sure` steps are taken together: that many
+        chunks fit into every sink of `reach(message)`."""
         out = ShardOut()
         if isinstance(message, Batch):
-            self._frame(message.frame, message.rows, out)
+            self._frame(message, sure, out)
         elif isinstance(message, Register):
             self._register(message.life, out)
         elif isinstance(message, Forward):
@@ -263,19 +291,25 @@ class Shard:
             if row < 0 or self._lives[row] is not life:
                 continue  # its end was settled by an earlier item of this step
             why = refused.get(index)
-            if why is SinkError.FULL:
+            if why is _FULL:
                 self._overflow(row, after)
-            elif not isinstance(item, EgressItem.Frame) and self._states[row] == RequestState.FINALIZING:
+            elif not isinstance(item, EgressItem.Frame) and self._states[row] == _FINALIZING:
                 # accepted, or closed by a client that has gone: either way the terminal item is out of our hands
                 self._complete(row, after)
         return after
 
     # -- frames ----------------------------------------------------------------------------------------------------------
 
-    def _frame(self, frame: BatchFrame, selected: list[int] | None, out: ShardOut) -> None:
-        count = len(frame.rids) if selected is None else len(selected)
+    def reach(self, batch: Batch) -> list[Columns] | None:
+        """The sinks that a step of `batch` writes to in columns; None where it is not all served in columns."""
+        plan, _ = self._planned(batch)
+        return [group.columns for group in plan.groups if group.lane in (_PLAIN, _HELD)] if plan.all_fast else None
+
+    def _planned(self, batch: Batch) -> tuple[_Plan, Sequence[int]]:
+        """How `batch` can be served, and where its rows stand in the frame."""
+        frame, selected = batch.frame, batch.rows
+        indices: Sequence[int] = range(len(frame.rids)) if selected is None else selected
         rids = frame.rids if selected is None else [frame.rids[index] for index in selected]
-        indices: Sequence[int] = range(count) if selected is None else selected
         plan = self._plan
         if plan.changes != self._changes or (plan.rids is not rids and plan.rids != rids):
             plan = self._plan = self._look_up(rids)
@@ -283,23 +317,91 @@ class Shard:
             plan.layout = frame.layout
             ids, offsets = len(frame.token_ids), frame.offsets
             plan.single = ids == len(frame.rids) and not frame.finished and bool((offsets == _ramp(ids + 1)).all())
+        return plan, indices
+
+    def _frame(self, batch: Batch, sure: int, out: ShardOut) -> None:
+        plan, indices = self._planned(batch)
+        frame, selected, steps = batch.frame, batch.rows, 1
+        if plan.fresh and plan.distinct:
+            self._pick(plan, frame, indices, out)
         if not plan.distinct:
             self._general(frame, indices, plan.rows, out, together=plan.distinct)
         elif plan.all_fast and plan.single and self._has_headroom(plan):
             # The common step: one id for every request, nothing special anywhere.
-            plan.headroom -= 1
-            self._move(plan.column, plan.rids)
-            mine = frame.token_ids if selected is None else frame.token_ids[selected]
-            for group in plan.groups:
-                positions = group.positions
-                where = indices if positions is None else [indices[at] for at in positions.tolist()]
-                for at in self._deliver(group, mine if positions is None else mine[positions], frame, where, out):
-                    self._text(group.rows[at], frame, where[at], out)
-        elif count < _SMALL:
+            if batch.run is not None and sure > 1:
+                run = batch.run if selected is None else batch.run[:, selected]
+                steps = self._run(plan, run[: min(sure, plan.headroom)], out)
+            if steps < 2:
+                steps = 1
+                self._single(plan, frame, selected, indices, out)
+            plan.headroom -= steps
+        elif len(indices) < _SMALL:
             plan.headroom -= len(frame.token_ids)
             self._general(frame, indices, plan.rows, out, together=True)
         else:
             self._mixed(frame, selected, indices, plan, out)
+        out.rest = batch.behind(steps)
+
+    def _single(
+        self, plan: _Plan, frame: BatchFrame, selected: list[int] | None, indices: Sequence[int], out: ShardOut
+    ) -> None:
+        """One step of a batch in which every row has a lane and one id."""
+        self._move(plan.column, plan.rids)
+        mine = frame.token_ids if selected is None else frame.token_ids[selected]
+        for group in plan.groups:
+            positions = group.positions
+            where = indices if positions is None else [indices[at] for at in positions.tolist()]
+            for at in self._deliver(group, mine if positions is None else mine[positions], frame, where, out):
+                self._text(group.rows[at], frame, where[at], out)
+
+    def _run(self, plan: _Plan, ids: Any, out: ShardOut) -> int:
+        """As many of these steps ([steps, rows]) as can be served at once; their number. Below 2 nothing was done."""
+        classes = self._engine.classes(ids)
+        if classes is None:
+            return 0
+        steps = _before(classes, _UNKNOWN)
+        for group in plan.groups:
+            if group.lane is _STEP and steps > 1:
+                mine = classes[:steps] if group.positions is None else classes[:steps, group.positions]
+                steps = _before(mine, _PART)
+        if steps < 2:
+            return steps
+        ids, classes = ids[:steps], classes[:steps]
+        self._move(plan.column, plan.rids, steps)
+        for group in plan.groups:
+            at = group.positions
+            if at is None:
+                self._deliver_run(group, ids, classes, out)
+            else:
+                self._deliver_run(group, ids[:, at], classes[:, at], out)
+        return steps
+
+    def _deliver_run(self, group: _Group, ids: Any, classes: Any, out: ShardOut) -> None:
+        """`_deliver` for several steps: `ids` and `classes` are [steps, rows of the group]."""
+        engine, columns = self._engine, group.columns
+        if group.lane is _STEP:
+            own = np.array(ids, dtype=np.int64)
+            out.run = [
+                StepColumns(group.tokens, texts, line) for texts, line in zip(engine.texts(ids), own, strict=True)
+            ]
+            return
+        if group.lane is _QUIET:
+            blob, width = np.ascontiguousarray(ids.T, dtype=np.int64).tobytes(), 8 * len(ids)
+            parts = [blob[start : start + width] for start in range(0, len(blob), width)]
+            deque(map(array.frombytes, group.quiet, parts), 0)
+            return
+        part = None if group.lane is _PLAIN and not _any(classes, _PART) else classes.min(axis=0) == _PART
+        if part is None:
+            columns.pairs = engine.pairs(ids)
+        else:
+            states = group.states or [self._texts[row] for row in group.rows]
+            columns.pairs = engine.feed_run(states, ids, part.tolist())
+            if group.lane is _PLAIN:
+                for row, state in zip(group.rows, states, strict=True):
+                    if not state.plain:
+                        self._set_lane(row, _HELD)
+        columns.steps, columns.extras = len(ids), ()
+        out.columns.append(columns)
 
     def _mixed(
         self, frame: BatchFrame, selected: list[int] | None, indices: Sequence[int], plan: _Plan, out: ShardOut
@@ -315,14 +417,14 @@ class Shard:
         # a row at its limit takes the general path, which ends it with the reason
         fast &= self._produced[plan.column] < self._output_limit
         starts = frame.offsets[:-1] if selected is None else frame.offsets[selected]
-        lanes = np.where(fast, self._lanes[plan.column], Lane.GENERAL)
+        lanes = np.where(fast, self._lanes[plan.column], _GENERAL)
         for group in self._groups(lanes, plan):
             column = plan.column[group.positions]
             self._move(column, [] if self._record is None else [plan.rids[at] for at in group.positions.tolist()])
             where = [indices[at] for at in group.positions.tolist()]
             for at in self._deliver(group, frame.token_ids[starts[group.positions]], frame, where, out):
                 self._text(group.rows[at], frame, where[at], out)
-        left = np.flatnonzero(lanes == Lane.GENERAL).tolist()
+        left = np.flatnonzero(lanes == _GENERAL).tolist()
         if left:
             self._general(frame, [indices[at] for at in left], [plan.rows[at] for at in left], out, together=True)
 
@@ -332,12 +434,44 @@ class Shard:
         known = [row for row in rows if row >= 0]
         column = np.array(rows, dtype=np.intp)
         plan = _Plan(self._changes, rids, rows, column, len(set(known)) == len(known))
-        lanes = self._lanes[column]
-        plan.all_fast = bool(rows) and bool(lanes.all())
+        plan.fresh = np.flatnonzero(self._state_column[column] == _QUEUED).tolist()
+        self._lay_out(plan)
+        return plan
+
+    def _lay_out(self, plan: _Plan) -> None:
+        lanes = self._lanes[plan.column]
+        plan.changes = self._changes
+        plan.all_fast = bool(plan.rows) and bool(lanes.all())
         if plan.all_fast:
             first = Lane(lanes[0])
-            plan.groups = [self._group(first, None, rows)] if (lanes == first).all() else self._groups(lanes, plan)
-        return plan
+            plan.groups = (
+                [self._group(first, None, plan.rows)] if (lanes == first).all() else self._groups(lanes, plan)
+            )
+
+    def _pick(self, plan: _Plan, frame: BatchFrame, indices: Sequence[int], out: ShardOut) -> None:
+        """The scheduler has picked the fresh requests of this batch: what comes of them goes by their lanes from now on."""
+        prompt_tokens, scalars = frame.prompt_tokens, list(frame.scalars.items())
+        for at in plan.fresh:
+            row = plan.rows[at]
+            life = self._lives[row]
+            if row < 0 or life.kind is not _GENERATE:
+                continue  # output for a control request is looked at one by one
+            self._advance(row, _PICKED)
+            text = self._texts[row]
+            if text is None:
+                lane = _QUIET
+            elif life.sink is None:
+                lane = _STEP if text.plain else _GENERAL
+            else:
+                # where only leading spaces are to be stripped, the first token's text ends it
+                lane = _PLAIN if text.plain else _GENERAL if text.lead and text.stops is None else _HELD
+                index = indices[at]
+                meta = {name: column[index] for name, column in scalars} if scalars else None
+                out.begun.append((life.sink, int(prompt_tokens[index]), meta))
+            self._lanes[row] = lane
+            self._changes += 1
+        plan.fresh = []
+        self._lay_out(plan)
 
     def _groups(self, lanes: Any, plan: _Plan) -> list[_Group]:
         """The rows of a batch by lane, without those of GENERAL."""
@@ -349,13 +483,13 @@ class Shard:
 
     def _group(self, lane: Lane, positions: Any, rows: list[int]) -> _Group:
         group, lives = _Group(lane, positions, rows), self._lives
-        if lane is Lane.QUIET:
+        if lane is _QUIET:
             group.quiet = [self._ids[row] for row in rows]
-        elif lane is Lane.STEP:
+        elif lane is _STEP:
             group.tokens = [lives[row].token for row in rows]
         else:
             group.columns = Columns(rows, [lives[row].sink for row in rows], [self._waiting[row] for row in rows])
-            if lane is Lane.HELD:
+            if lane is _HELD:
                 group.states = [self._texts[row] for row in rows]
         return group
 
@@ -365,38 +499,40 @@ class Shard:
             plan.headroom = self._output_limit - int(self._produced[plan.column].max())
         return plan.headroom >= 1
 
-    def _move(self, column: Any, rids: list[str]) -> None:
-        """One CHUNK for each of these rows, which are all STREAMING and stay so, and one more token produced."""
+    def _move(self, column: Any, rids: list[str], steps: int = 1) -> None:
+        """A CHUNK for each of these rows and steps, and as many tokens produced. The rows are STREAMING, or become so with the first
+        one, and stay so: the table is asked once for all steps (a test pins that cell)."""
+        if self._record is not None:
+            self._record_chunks(column, rids, steps)
         if len(column) < _SMALL:
             states, produced = self._states, self._produced
             for row in column.tolist():
-                states[row] = REQUEST.next(states[row], _CHUNK)
-                produced[row] += 1
+                states[row] = _next(states[row], _CHUNK)
+                produced[row] += steps
         else:
             after, illegal = REQUEST.apply_batch(self._state_column[column], _CHUNK)
             if np.count_nonzero(
                 illegal
-            ):  # cannot be: only STREAMING rows have a lane. A stage that finds it can be must stop.
+            ):  # cannot be: only RUNNING and STREAMING rows have a lane. A stage that finds it can be must stop.
                 raise InternalError("a row that is not streaming was taken for one that is")
             self._state_column[column] = after
-            self._produced[column] += 1
-        if self._record is not None:
-            self._record_chunks(rids)
+            self._produced[column] += steps
 
     def _deliver(
         self, group: _Group, ids: Any, frame: BatchFrame, where: Sequence[int], out: ShardOut
     ) -> Sequence[int]:
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
         columns = group.columns
+        columns.steps = 1
         extras = columns.extras = frame.owned_extras(where) if frame.has_extras else ()
-        if group.lane is Lane.QUIET:  # the ids are kept, and that is all until the terminal chunk
+        if group.lane is _QUIET:  # the ids are kept, and that is all until the terminal chunk
             deque(map(array.append, group.quiet, ids.tolist()), 0)
             for row, own in zip(group.rows, extras, strict=False):
                 self._keep(row, own)
             for at in self._engine.unknown(ids):
                 self._fail_bad_id(group.rows[at], int(ids[at]), out)
             return ()
-        if group.lane is Lane.HELD:
+        if group.lane is _HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
             columns.pairs = list(zip(deltas, ids.tolist(), strict=True))
             for at, _ in bad:
@@ -404,7 +540,7 @@ class Shard:
             wrong = {at for at, _ in bad}
             out.columns.append(columns.only([at for at in range(len(deltas)) if at not in wrong]) if bad else columns)
             return ()
-        if group.lane is Lane.STEP:
+        if group.lane is _STEP:
             texts, clean = self._engine.feed_column(ids)
             keep = [] if clean else [at for at, text in enumerate(texts) if text is not None]
             step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64), extras)  # type: ignore[arg-type]
@@ -442,11 +578,11 @@ class Shard:
                 out.count("late_chunks")
                 continue
             life = self._lives[row]
-            if life.kind is not Kind.GENERATE:
+            if life.kind is not _GENERATE:
                 self._fault(row, "the scheduler answered a control request with output", out)
                 continue
             finish = None if finishes is None else finishes[index]
-            event = RequestEvent.CHUNK if finish is None else RequestEvent.FINAL_CHUNK
+            event = _CHUNK if finish is None else _FINAL_CHUNK
             if not self._advance_chunk(row, event, out):
                 continue
             ids = frame.token_ids[offsets[index] : offsets[index + 1]]
@@ -471,9 +607,9 @@ class Shard:
     def _advance_chunk(self, row: int, event: RequestEvent, out: ShardOut) -> bool:
         """Move the row for one chunk. False when the chunk was absorbed (late) or the row was failed (illegal)."""
         try:
-            if self._states[row] == RequestState.QUEUED:
-                self._advance(row, RequestEvent.SCHEDULER_PICKED)
-            if REQUEST.outcome(RequestState(self._states[row]), event) == "absorb":
+            if self._states[row] == _QUEUED:
+                self._advance(row, _PICKED)
+            if _outcome(self._states[row], event) == "absorb":
                 out.count("late_chunks")
                 return False
             self._advance(row, event)
@@ -492,7 +628,7 @@ class Shard:
             else:
                 self._ids[row].frombytes(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
                 self._keep_extras(row, frame, index)
-                self._set_lane(row, Lane.QUIET)
+                self._set_lane(row, _QUIET)
                 if unknown := self._engine.unknown(ids):
                     self._fail_bad_id(row, int(ids[unknown[0]]), out)
         if not streamed:
@@ -512,16 +648,15 @@ class Shard:
             life = self._lives[row]
             self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
             # A row that has once held something back stays HELD: text of many scripts would change its lane at every token.
-            plain = self._texts[row].plain and self._lanes[row] != Lane.HELD
+            plain = self._texts[row].plain and self._lanes[row] != _HELD
             if life.sink is not None:
-                self._set_lane(row, Lane.PLAIN if plain else Lane.HELD)
+                self._set_lane(row, _PLAIN if plain else _HELD)
             else:
-                self._set_lane(row, Lane.STEP if plain else Lane.GENERAL)
+                self._set_lane(row, _STEP if plain else _GENERAL)
 
     def _final(self, row: int, frame: BatchFrame, index: int, ids: Any, finish: FinishReason, out: ShardOut) -> None:
         """The terminal chunk: flush, cut, and one terminal item, which `settle` turns into COMPLETED."""
         life = self._lives[row]
-        self._set_lane(row, Lane.GENERAL)
         if isinstance(finish, Abort) and finish.abort_status is not None:
             told = finish.message or "the scheduler aborted the request"
             error = AbortedByScheduler(told, http_status=finish.abort_status, err_type=finish.err_type)
@@ -603,7 +738,7 @@ class Shard:
             self._waiting[row] = life.sink.waiting()
         self._states[row] = life.state  # handed over: from here on the column is the request's state
         self._produced[row] = 0
-        if life.kind is Kind.GENERATE:
+        if life.kind is _GENERATE:
             assert life.request is not None
             sampling = life.request.sampling
             options = TextOptions(
@@ -635,7 +770,7 @@ class Shard:
             )
             item, event = EgressItem.Error(own_error(error, life.shown_rid)), RequestEvent.ERROR
         advance(life, event, self._stage, self._record)
-        advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
+        advance_abort(life, _FINISHED, self._stage, self._record)
         out.items.append((life, item))
         out.ended.append(life.rid)
 
@@ -644,7 +779,7 @@ class Shard:
         if row is None:
             out.count("late_aborts")
             return
-        if self._states[row] == RequestState.FINALIZING:
+        if self._states[row] == _FINALIZING:
             return  # cannot be met between two steps, because `settle` ends it; kept total
         life = self._lives[row]
         self._advance(row, RequestEvent.DISCONNECT)
@@ -662,7 +797,7 @@ class Shard:
             self._fault(row, "the scheduler answered a generate request with a control result", out)
             return
         self._advance(row, RequestEvent.RESULT)
-        advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
+        advance_abort(life, _FINISHED, self._stage, self._record)
         self._end(row, EgressItem.Control(result.payload), out)
 
     def _failure(self, failure: Failure, out: ShardOut) -> None:
@@ -676,15 +811,18 @@ class Shard:
 
     def _advance(self, row: int, event: RequestEvent) -> None:
         before = self._states[row]
-        after = REQUEST.next(RequestState(before), event)
-        self._states[row] = after
+        after = self._states[row] = _next(before, event)
         if self._record is not None:
             self._record.record("request", self._lives[row].rid, before, event, after, self._stage)
 
-    def _record_chunks(self, rids: list[str]) -> None:
+    def _record_chunks(self, column: Any, rids: list[str], steps: int) -> None:
         assert self._record is not None
-        streaming = bytes((RequestState.STREAMING,)) * len(rids)  # bytes: the collector does not look inside
-        self._record.record_many("request", rids, streaming, RequestEvent.CHUNK, streaming, self._stage)
+        before = self._state_column[column]
+        after = REQUEST.apply_batch(before, _CHUNK)[0].tobytes()  # bytes: the collector does not look inside
+        told = before.tobytes()
+        for _ in range(steps):
+            self._record.record_many("request", rids, told, _CHUNK, after, self._stage)
+            told = after
 
     def _fault(self, row: int, told: str, out: ShardOut) -> None:
         """A fault of the scheduler, or of ours: told in full to the client and the log, because it names nobody's data."""
@@ -697,13 +835,13 @@ class Shard:
 
     def _overflow(self, row: int, out: ShardOut) -> None:
         """The reader is too slow. If the final chunk was the one that did not fit, the scheduler is done: nothing is owed."""
-        owed = self._states[row] != RequestState.FINALIZING
+        owed = self._states[row] != _FINALIZING
         out.count("sinks_overflowed")
         self._fail(row, SlowClientError("the client did not read its stream in time; output was lost"), out, owed=owed)
 
     def _complete(self, row: int, out: ShardOut) -> None:
-        self._advance(row, RequestEvent.FINAL_FRAME_SENT)
-        advance_abort(self._lives[row], AbortEvent.FINISHED, self._stage, self._record)
+        self._advance(row, _FINAL_SENT)
+        advance_abort(self._lives[row], _FINISHED, self._stage, self._record)
         self._drop(row, out)
 
     def _fail(self, row: int, error: HeadraceError, out: ShardOut, *, owed: bool) -> None:
@@ -712,7 +850,7 @@ class Shard:
         if owed:
             want_abort(life, AbortSource.DETOK, self._stage, self._record)
         else:
-            advance_abort(life, AbortEvent.FINISHED, self._stage, self._record)
+            advance_abort(life, _FINISHED, self._stage, self._record)
         self._end(row, EgressItem.Error(own_error(error, life.shown_rid)), out)
 
     def _end(self, row: int, item: Terminal, out: ShardOut) -> None:
@@ -725,12 +863,13 @@ class Shard:
         life = self._lives[row]
         del self._rows[life.rid]
         self._changes += 1
+        self._plan = _NO_PLAN  # it is out of date, and would keep the sink
         self._lives[row] = self._waiting[row] = self._texts[row] = self._options[row] = self._ids[row] = self._extras[
             row
         ] = None
-        self._lanes[row] = Lane.GENERAL
+        self._lanes[row] = _GENERAL
         self._free.append(row)
-        if life.abort == AbortState.REQUESTED:
+        if life.abort == _REQUESTED:
             out.owed.append(Ended(life))
         out.ended.append(life.rid)
 
@@ -738,6 +877,16 @@ class Shard:
 def _owned_ids(ids: Any) -> np.ndarray[Any, Any]:
     """A copy: no view on a frame outlives the step that decoded it."""
     return np.array(ids, dtype=np.int64)
+
+
+def _any(classes: Any, kind: Token) -> bool:
+    return bytes((kind,)) in classes.tobytes()  # a search in C: a third of the cost of an array's any()
+
+
+def _before(classes: Any, kind: Token) -> int:
+    """How many lines of `classes` stand before the first one that has `kind` in it."""
+    at: int = classes.tobytes().find(kind)
+    return len(classes) if at < 0 else at // classes.shape[1]
 
 
 _RAMP = np.arange(4097, dtype=np.int64)

@@ -17,6 +17,7 @@ slow path, one by one.
 
 from __future__ import annotations
 
+import enum
 from codecs import utf_8_decode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,14 @@ _MANY: Final = 64
 
 
 _UNSIGNED: Final = {4: np.uint32, 8: np.uint64}
+
+
+class Token(enum.IntEnum):
+    """What an id is to the text of a step."""
+
+    UNKNOWN = 0  # no token
+    PART = 1  # a special token, or bytes that are not whole characters
+    WHOLE = 2  # its text is the delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,10 @@ class TextEngine:
         # (text, id) of every token that is its own delta: what a sink holds, made once and not once per token produced
         self._pairs = [None if piece is None else (piece, token) for token, piece in enumerate(self._pieces)]
         self._gapless = len(self._vocabulary.known) == self.vocab_limit  # every id below the limit is a token
+        # One more than there are ids, so that whatever lies outside can be looked up at the end of the table.
+        self._classes = np.zeros(self.vocab_limit + 1, dtype=np.uint8)
+        self._classes[list(self._vocabulary.known)] = Token.PART
+        self._classes[:-1][self._whole] = Token.WHOLE
         self._pair_array = np.empty(len(self._pairs), dtype=object)
         for token, pair in enumerate(self._pairs):
             self._pair_array[token] = pair
@@ -182,6 +195,60 @@ class TextEngine:
         pairs, limit = self._pairs, self.vocab_limit
         found = [pairs[token] if 0 <= token < limit else None for token in ids.tolist()]
         return found, None not in found
+
+    def classes(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.uint8] | None:
+        """A `Token` for each id, in the shape of `ids`; None where the decoder is not columnar. Never raises."""
+        if self.kind == "none":
+            return np.full(ids.shape, Token.WHOLE, dtype=np.uint8)
+        if not self._columnar:
+            return None
+        indices: NDArray[Any] = ids.view(_UNSIGNED[ids.dtype.itemsize])  # a negative id then lies above every limit
+        if indices.dtype == np.uint64:
+            indices = np.minimum(indices, self.vocab_limit).view(np.int64)
+        return self._classes.take(indices, mode="clip")
+
+    def texts(self, ids: NDArray[np.integer[Any]]) -> list[list[str]]:
+        """The texts of ids [steps, rows] that are all WHOLE, step by step."""
+        if self.kind == "none":
+            return [[""] * ids.shape[1] for _ in range(len(ids))]
+        found: list[list[str]] = self._piece_array.take(ids).tolist()
+        return found
+
+    def pairs(self, ids: NDArray[np.integer[Any]]) -> list[list[tuple[str, int]]]:
+        """The (text, id) of ids [steps, rows] that are all WHOLE, row by row."""
+        if self.kind == "none":
+            return [[("", token) for token in row] for row in ids.T.tolist()]
+        found: list[list[tuple[str, int]]] = self._pair_array.take(ids.T).tolist()
+        return found
+
+    def feed_run(
+        self, states: Sequence[TextState], ids: NDArray[np.integer[Any]], part: Sequence[bool]
+    ) -> list[list[tuple[str, int]]]:
+        """(text, id) row by row for several steps at once: `ids` [steps, rows], none UNKNOWN; `part`: which rows have a PART.
+
+        The texts of a row are those of its steps as far as they can be told apart without work; where something was held back or a
+        character is split, they stand together behind the last of its ids. Only for a columnar decoder.
+        """
+        rows: list[list[tuple[str, int]]] = self.pairs(ids)
+        for at, (state, special) in enumerate(zip(states, part, strict=True)):
+            if special or state.pending or state.lead:
+                tokens = ids[:, at].tolist()
+                text = self._decode(state, tokens)
+            elif state.stops is None:
+                continue
+            else:
+                tokens = None
+                text = "".join([pair[0] for pair in rows[at]])
+                if not state.held and not state.stops.held(text):
+                    continue
+            if state.stops is not None:
+                text = self._hold(state, state.stops, text)
+            else:
+                self._settle(state)
+            tokens = [pair[1] for pair in rows[at]] if tokens is None else tokens
+            rows[at] = [("", token) for token in tokens]
+            rows[at][-1] = (text, tokens[-1])
+        return rows
 
     def unknown(self, ids: NDArray[np.integer[Any]]) -> list[int]:
         """The positions of ids that are no token; empty without a tokenizer. Never raises."""
