@@ -11,7 +11,7 @@ Owns: what a frame looks like to its reader. Rules it keeps:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -23,6 +23,8 @@ from .finish import FinishReason, decode_plain, parse_finish_reason
 from .frame_walk import array_head, skip
 from .schema import WireSchema
 
+_SHARED_BYTES: Final = 1 << 18
+_NO_EXTRAS: Final[Mapping[str, NDArray[Any]]] = {}
 _NOT_NIL: Final = re.compile(rb"[^\xc0]")
 
 
@@ -50,6 +52,71 @@ class Part(NamedTuple):
     values: NDArray[Any]
     indices: NDArray[Any] | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
+
+    def owned(self) -> Part:
+        """The same on arrays of its own."""
+        return self._replace(values=self.values.copy(), indices=None if self.indices is None else self.indices.copy())
+
+
+Offsets = dict[str, tuple[NDArray[np.int64], NDArray[np.int64] | None]]
+"""Where each request's share of a family starts: in its counts, and in its values where it is ragged."""
+
+
+def _extras_of(parts: Mapping[str, Part], offsets: Offsets, row: int) -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {}
+    for name, part in parts.items():
+        bounds, inner = offsets[name]
+        start, end = int(bounds[row]), int(bounds[row + 1])
+        if start == end:
+            continue
+        if part.positions is not None and inner is not None:
+            found[name + "_lens"] = unpack(part.positions)[start:end].astype(np.int64)
+            start, end = int(inner[start]), int(inner[end])
+        found[name + "_val"] = part.values[start:end]
+        if part.indices is not None:
+            found[name + "_idx"] = part.indices[start:end]
+    return found
+
+
+class _Columns(NamedTuple):
+    """The extras of a frame, on arrays of their own."""
+
+    parts: dict[str, Part]
+    offsets: Offsets
+
+
+class RowExtras(Mapping[str, NDArray[Any]]):
+    """The extras of one request in one frame, as copies; made when they are first looked at."""
+
+    __slots__ = ("_columns", "_found", "_row")
+
+    def __init__(self, columns: _Columns, row: int) -> None:
+        self._columns = columns
+        self._row = row
+        self._found: dict[str, NDArray[Any]] | None = None
+
+    def _read(self) -> dict[str, NDArray[Any]]:
+        if self._found is None:  # two readers at once make it twice, which is harmless
+            found = _extras_of(self._columns.parts, self._columns.offsets, self._row)
+            self._found = {name: values.copy() for name, values in found.items()}
+        return self._found
+
+    def __bool__(self) -> bool:
+        return True  # made only for rows that have some
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
 
 class BatchFrame(Sequence[ChunkEvent]):
     """A decoded BATCH frame of `len(frame)` requests. Made by `decode_frame` only.
@@ -70,6 +137,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         "_rows",
         "_scalar_cache",
         "_scalars",
+        "_with_extras",
         "layout",
         "offsets",
         "rids",
@@ -104,7 +172,8 @@ class BatchFrame(Sequence[ChunkEvent]):
         self._finish_cache: list[FinishReason | None] | None = None
         self._lengths: NDArray[np.int64] | None = None
         self._scalar_cache: dict[str, list[Any]] | None = None
-        self._row_offsets: dict[str, tuple[NDArray[np.int64], NDArray[np.int64] | None]] = {}
+        self._row_offsets: Offsets = {}
+        self._with_extras: list[bool] | None = None
         self.layout = self
         """Frames with the same layout object have equal headers (see `FrameDecoder`)."""
 
@@ -127,7 +196,25 @@ class BatchFrame(Sequence[ChunkEvent]):
         frame._lengths = self._lengths
         frame._scalar_cache = self._scalar_cache
         frame._row_offsets = self._row_offsets
+        frame._with_extras = self._with_extras
         frame.layout = self.layout
+        return frame
+
+    def with_data(self, data: bytes | memoryview, start: int) -> BatchFrame:
+        """A frame with the same header and other data columns, which begin at `start` of `data`."""
+        ids = np.frombuffer(data, self.token_ids.dtype, len(self.token_ids), start)
+        frame = self.with_ids(ids)
+        if self._parts:
+            at = start + ids.nbytes
+            parts = frame._parts = {}
+            for name, part in self._parts.items():
+                values = np.frombuffer(data, part.values.dtype, len(part.values), at)
+                at += values.nbytes
+                indices = part.indices
+                if indices is not None:
+                    indices = np.frombuffer(data, indices.dtype, len(indices), at)
+                    at += indices.nbytes
+                parts[name] = Part(part.counts, part.positions, values, indices)
         return frame
 
     def __len__(self) -> int:
@@ -190,6 +277,11 @@ class BatchFrame(Sequence[ChunkEvent]):
         return bool(self._parts)
 
     @property
+    def data_bytes(self) -> int:
+        """Bytes of the data columns: the ids, and the extras."""
+        return self.token_ids.nbytes + sum(part.nbytes for part in self._parts.values())
+
+    @property
     def scalars(self) -> dict[str, list[Any]]:
         """The per-request scalar columns that are present, name -> list [n]; opaque entries in plain Python types."""
         if self._scalar_cache is None:
@@ -201,20 +293,30 @@ class BatchFrame(Sequence[ChunkEvent]):
 
     def extras(self, row: int) -> dict[str, NDArray[Any]]:
         """The logprob and hidden-state arrays of request `row` by name (see `ChunkEvent`); families it has none of are absent."""
-        row = self._row(row)
-        found: dict[str, NDArray[Any]] = {}
+        return _extras_of(self._parts, self._offsets_of_parts(), self._row(row))
+
+    def kept_extras(self, rows: Sequence[int]) -> list[Mapping[str, NDArray[Any]]]:
+        """`extras` of many rows, good for longer than the frame's buffer; an empty mapping for a row that has none.
+
+        The columns are copied once and shared by all rows, and a row's arrays are made when they are looked at. Large columns
+        (hidden states) are copied row by row instead: who keeps one row must not keep much of the others'.
+        """
+        if sum(part.nbytes for part in self._parts.values()) > _SHARED_BYTES:
+            return list(self.owned_extras(rows))
+        offsets = self._offsets_of_parts()
+        kept = _Columns({name: part.owned() for name, part in self._parts.items()}, offsets)
+        if self._with_extras is None:
+            some = np.zeros(len(self.rids), dtype=bool)
+            for bounds, _ in offsets.values():
+                some |= bounds[1:] > bounds[:-1]
+            self._with_extras = some.tolist()
+        some_of = self._with_extras
+        return [RowExtras(kept, row) if some_of[row] else _NO_EXTRAS for row in rows]
+
+    def _offsets_of_parts(self) -> Offsets:
         for name, part in self._parts.items():
-            bounds = self._bounds(name, part)
-            start, end = int(bounds[0][row]), int(bounds[0][row + 1])
-            if start == end:
-                continue
-            if part.positions is not None and bounds[1] is not None:
-                found[name + "_lens"] = unpack(part.positions)[start:end].astype(np.int64)
-                start, end = int(bounds[1][start]), int(bounds[1][end])
-            found[name + "_val"] = part.values[start:end]
-            if part.indices is not None:
-                found[name + "_idx"] = part.indices[start:end]
-        return found
+            self._bounds(name, part)
+        return self._row_offsets
 
     def owned_extras(self, rows: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
         """`extras` of many rows, as copies that may outlive the frame's buffer."""

@@ -40,13 +40,13 @@ class FrameDecoder:
         """As `decode_frame`. Frames with equal headers share `BatchFrame.layout`, and their lists must not be changed."""
         last = self._last
         if last is not None and len(frame) == self._size and frame.startswith(self._prefix):
-            return last.with_ids(np.frombuffer(frame, self._dtype, self._count, self._start))
+            return last.with_data(frame, self._start)
         decoded = decode_frame(frame, self._schema, seen=self._seen)
         self._last = None
-        if isinstance(decoded, BatchFrame) and not decoded.has_extras:
+        if isinstance(decoded, BatchFrame):
             self._last = decoded
             self._size, self._count = len(frame), len(decoded.token_ids)
-            self._start = self._size - self._count * self._dtype.itemsize
+            self._start = self._size - decoded.data_bytes
             self._prefix = frame[: self._start]
         return decoded
 
@@ -60,7 +60,7 @@ class FrameDecoder:
         """
         decoded = self.decode(frames[at])
         end = at + 1
-        if self._last is None:
+        if not isinstance(decoded, BatchFrame) or decoded.has_extras:
             return decoded, None, end
         count, size, start, prefix = self._count, self._size, self._start, self._prefix
         stop = min(len(frames), at + max(1, MAX_RUN_IDS // max(1, count)))

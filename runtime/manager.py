@@ -32,7 +32,7 @@ from .pipeline import Pipeline, StepEvent
 from .port import SchedulerPort
 from .stages.life import Kind, Life
 from .stats import Stats, collect, limits_reached, ring_stats
-from .steps import StepBatch, step_batch
+from .steps import StepBatch
 from .text.engine import TextEngine
 from .text.tokenize import choose_backend, load_tokenizer, max_token_bytes
 
@@ -253,7 +253,7 @@ class TokenizerManager(Asking):
                 event = event._replace(columns=[], rows=first)
                 if not first:
                     return
-            batch = step_batch(event)
+            batch = StepBatch(event)
             try:
                 callback(batch)
             except BaseException as fault:

@@ -1,63 +1,92 @@
 """The step sink: everything that one scheduler step produced on one shard, in one call.
 
-Owns: `StepBatch`, what the callback of `TokenizerManager.on_step` is given.
+Owns: `StepBatch`, what the callback of `TokenizerManager.on_step` is given. What most steps do not need (where a request ended, extras,
+offsets of more than one id) is put together when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..codec.errors import HeadraceError
 from .handle import RequestHandle, join_extras
 from .pipeline import StepEvent
+from .stages.shard import StepColumns, StepRow
 
 
-class StepBatch(msgspec.Struct, frozen=True, eq=False):
+class StepBatch:
     """What one scheduler step produced on one shard for requests with ``sink="step"``, in columns.
 
     Row i belongs to `handles[i]`: its delta `texts[i]`, its ids ``token_ids[offsets[i]:offsets[i+1]]`` (int64), and
-    `finish_reasons[i]` or `errors[i]` where it ended. `extras[i]` holds its logprob columns of this step by name.
+    `finish_reasons[i]` or `errors[i]` where it ended; `ended` are those rows. `extras[i]` holds its logprob columns of this step by
+    name. `step` counts the calls of this `shard` from 1. The lists are the receiver's own.
     """
 
-    step: int
-    shard: int
-    handles: list[RequestHandle]
-    texts: list[str]
-    token_ids: np.ndarray[Any, Any]
-    offsets: np.ndarray[Any, Any]
-    finish_reasons: list[Any]
-    errors: list[HeadraceError | None]
-    extras: list[Mapping[str, np.ndarray[Any, Any]]]
+    __slots__ = ("_columns", "_offsets", "_rows", "handles", "shard", "step", "texts", "token_ids")
 
+    def __init__(self, event: StepEvent) -> None:
+        columns, rows = event.columns, event.rows
+        self.step: int = event.step
+        self.shard: int = event.shard
+        self._columns: Sequence[StepColumns] = columns
+        self._rows: Sequence[StepRow] = rows
+        self._offsets: np.ndarray[Any, Any] | None = None
+        self.handles: list[RequestHandle]
+        self.texts: list[str]
+        self.token_ids: np.ndarray[Any, Any]
+        if not rows and len(columns) == 1:  # the common step: nothing to join
+            self.handles = list(columns[0].tokens)
+            self.texts = columns[0].texts
+            self.token_ids = columns[0].ids
+            return
+        self.handles = [token for column in columns for token in column.tokens] + [row.token for row in rows]
+        self.texts = [text for column in columns for text in column.texts] + [row.text for row in rows]
+        parts = [column.ids for column in columns] + [row.token_ids for row in rows]
+        self.token_ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-def step_batch(event: StepEvent) -> StepBatch:
-    """The columns and single rows of one step as one batch, columns first."""
-    rows = event.rows
-    handles = [token for column in event.columns for token in column.tokens] + [row.token for row in rows]
-    texts = [text for column in event.columns for text in column.texts] + [row.text for row in rows]
-    singles = sum(len(column.ids) for column in event.columns)
-    offsets = np.arange(len(handles) + 1, dtype=np.int64)
-    if rows:
-        offsets[singles + 1 :] = singles + np.cumsum([len(row.token_ids) for row in rows])
-    parts = [column.ids for column in event.columns] + [row.token_ids for row in rows]
-    errors: list[HeadraceError | None] = [None] * singles
-    errors.extend(row.error for row in rows)
-    extras: list[Mapping[str, np.ndarray[Any, Any]]] = []
-    for column in event.columns:
-        extras.extend(column.extras or [{}] * len(column.ids))
-    extras.extend(join_extras(row.extras) for row in rows)
-    return StepBatch(
-        step=event.step,
-        shard=event.shard,
-        handles=handles,
-        texts=texts,
-        token_ids=parts[0] if len(parts) == 1 else np.concatenate(parts),
-        offsets=offsets,
-        finish_reasons=[None] * singles + [row.finish_reason for row in rows],
-        errors=errors,
-        extras=extras,
-    )
+    @property
+    def offsets(self) -> np.ndarray[Any, Any]:
+        """Where each row's ids begin in `token_ids`, and where the last one's end: int64 [rows + 1]."""
+        if self._offsets is None:
+            singles = len(self.handles) - len(self._rows)  # rows of the columns stand first, with one id each
+            self._offsets = np.arange(len(self.handles) + 1, dtype=np.int64)
+            if self._rows:
+                self._offsets[singles + 1 :] = singles + np.cumsum([len(row.token_ids) for row in self._rows])
+        return self._offsets
+
+    @property
+    def ended(self) -> list[int]:
+        """The rows whose request ended in this step."""
+        singles = len(self.handles) - len(self._rows)
+        return [singles + at for at, row in enumerate(self._rows) if row.ends]
+
+    @property
+    def finish_reasons(self) -> list[Any]:
+        """For each row its finish reason, or None while it runs or where it ended with an error."""
+        return self._column([row.finish_reason for row in self._rows])
+
+    @property
+    def errors(self) -> list[HeadraceError | None]:
+        """For each row the error that it ended with, or None."""
+        return self._column([row.error for row in self._rows])
+
+    @property
+    def extras(self) -> list[Mapping[str, np.ndarray[Any, Any]]]:
+        """For each row its logprob columns and hidden states of this step by name; an empty mapping where there are none."""
+        found: list[Mapping[str, np.ndarray[Any, Any]]] = []
+        for column in self._columns:
+            found.extend(map(dict, column.extras) if column.extras else [{}] * len(column.ids))
+        found.extend(join_extras(row.extras) for row in self._rows)
+        return found
+
+    def _column(self, tail: list[Any]) -> list[Any]:
+        """`tail` behind a None for each row of the columns, where nothing ends."""
+        column: list[Any] = [None] * (len(self.handles) - len(tail))
+        column += tail
+        return column
+
+    def __repr__(self) -> str:
+        return f"StepBatch(step={self.step}, shard={self.shard}, {len(self.handles)} rows)"

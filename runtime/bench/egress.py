@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,20 +121,19 @@ def headrace(tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: b
     while pipeline.move_ingress() or pipeline.move_shard(0):
         pass
     rids = list(pipeline.shards[0]._rows)
-    steps = [frame_egress_batch_cols(*step) for step in frames(work, manager._schema, rids)]
+    steps = (frame_egress_batch_cols(*step) for step in frames(work, manager._schema, rids))
     sinks = [handle._sink for handle in handles if handle._sink is not None and work.stream]
     spent = 0.0
     push, move = pipeline.ring_out_producer.push, pipeline.move_egress
-    for at in range(0, len(steps), burst):
+    while waiting := list(islice(steps, burst)):  # just made, as a scheduler's are
         began = time.thread_time()
-        for frame in steps[at : at + burst]:
+        for frame in waiting:
             push(frame)
         while move():
             pass
         spent += time.thread_time() - began
-        if at + burst < len(steps):
-            for sink in sinks:
-                sink.take()
+        for sink in sinks:
+            sink.take()
     if len(manager._pipeline.live):
         raise RuntimeError(f"{len(manager._pipeline.live)} requests have not ended")
     if work.step_sink and seen[0] != work.tokens:

@@ -71,7 +71,7 @@ class Lane(enum.IntEnum):
     PLAIN = 1  # streams to a handle; the token's text is the delta
     HELD = 2  # streams to a handle; stops, or characters split over tokens
     QUIET = 3  # non-streaming: only its ids are kept
-    STEP = 4  # plain, for the step sink
+    STEP = 4  # streams to the step sink
 
 
 # A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
@@ -95,7 +95,7 @@ class StepColumns(NamedTuple):
     """Plain deltas of one step for the step sink, one id each: what the requests are called by, texts, ids (int64, owned)."""
 
     tokens: Sequence[Any]
-    texts: Sequence[str]
+    texts: list[str]
     ids: np.ndarray[Any, Any]
     extras: Sequence[Extras] = ()
 
@@ -154,14 +154,15 @@ class ShardOut:
 class _Group:
     """Rows of one batch that are served alike: their positions in it (None: all), and where their output goes."""
 
-    __slots__ = ("columns", "lane", "positions", "quiet", "rows", "states", "tokens")
+    __slots__ = ("columns", "lane", "odd", "positions", "quiet", "rows", "states", "tokens")
 
     def __init__(self, lane: Lane, positions: Any, rows: Sequence[int]) -> None:
         self.lane = lane
         self.positions = positions
         self.rows = rows
         self.columns = Columns((), (), ())  # PLAIN, HELD: used again at every step of the same batch
-        self.states: Sequence[Any] = ()  # HELD: text states
+        self.states: Sequence[Any] = ()  # HELD, STEP: text states
+        self.odd: set[int] = set()  # STEP: positions of those that are not plain
         self.quiet: Sequence[array[int]] = ()  # QUIET: the ids so far
         self.tokens: Sequence[Any] = ()  # STEP: what the requests are called by
 
@@ -170,7 +171,8 @@ class _Plan:
     """What was looked up for one batch of rids (see `Shard._look_up`)."""
 
     __slots__ = (
-        "all_fast", "changes", "column", "distinct", "fresh", "groups", "headroom", "layout", "rids", "rows", "single",
+        "all_fast", "changes", "column", "distinct", "fresh", "groups", "headroom", "layout", "lengths", "rids", "rows",
+        "quiet", "single",
     )  # fmt: skip
 
     def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
@@ -179,12 +181,14 @@ class _Plan:
             None  # of the last frame that was looked at, and whether it is plain: one id each, nothing ends
         )
         self.single = False
+        self.lengths: Any = None  # ids of each row, where nothing ends in it
         self.rids = rids
         self.rows = rows
         self.column = column
         self.distinct = distinct  # no live request stands twice in the batch
         self.fresh: list[int] = []  # positions of requests of which nothing has come yet
         self.all_fast = False
+        self.quiet = False  # all are of the lane QUIET
         self.groups: list[_Group] = []
         self.headroom = 0
 
@@ -315,8 +319,9 @@ class Shard:
             plan = self._plan = self._look_up(rids)
         if plan.layout is not frame.layout:
             plan.layout = frame.layout
-            ids, offsets = len(frame.token_ids), frame.offsets
-            plan.single = ids == len(frame.rids) and not frame.finished and bool((offsets == _ramp(ids + 1)).all())
+            ids, offsets, runs_on = len(frame.token_ids), frame.offsets, not frame.finished
+            plan.single = runs_on and ids == len(frame.rids) and bool((offsets == _ramp(ids + 1)).all())
+            plan.lengths = (frame.lengths if selected is None else frame.lengths[selected]) if runs_on else None
         return plan, indices
 
     def _frame(self, batch: Batch, sure: int, out: ShardOut) -> None:
@@ -335,6 +340,10 @@ class Shard:
                 steps = 1
                 self._single(plan, frame, selected, indices, out)
             plan.headroom -= steps
+        elif plan.quiet and plan.lengths is not None and self._has_headroom(plan, longest := int(plan.lengths.max())):
+            plan.headroom -= longest
+            self._move(plan.column, plan.rids, tokens=plan.lengths)
+            self._keep_ids(plan.groups[0], frame, indices, out)
         elif len(indices) < _SMALL:
             plan.headroom -= len(frame.token_ids)
             self._general(frame, indices, plan.rows, out, together=True)
@@ -351,6 +360,9 @@ class Shard:
         for group in plan.groups:
             positions = group.positions
             where = indices if positions is None else [indices[at] for at in positions.tolist()]
+            if group.lane is _QUIET:
+                self._keep_ids(group, frame, where, out)
+                continue
             for at in self._deliver(group, mine if positions is None else mine[positions], frame, where, out):
                 self._text(group.rows[at], frame, where[at], out)
 
@@ -360,10 +372,6 @@ class Shard:
         if classes is None:
             return 0
         steps = _before(classes, _UNKNOWN)
-        for group in plan.groups:
-            if group.lane is _STEP and steps > 1:
-                mine = classes[:steps] if group.positions is None else classes[:steps, group.positions]
-                steps = _before(mine, _PART)
         if steps < 2:
             return steps
         ids, classes = ids[:steps], classes[:steps]
@@ -380,10 +388,8 @@ class Shard:
         """`_deliver` for several steps: `ids` and `classes` are [steps, rows of the group]."""
         engine, columns = self._engine, group.columns
         if group.lane is _STEP:
-            own = np.array(ids, dtype=np.int64)
-            out.run = [
-                StepColumns(group.tokens, texts, line) for texts, line in zip(engine.texts(ids), own, strict=True)
-            ]
+            texts, own = engine.feed_steps(group.states, ids, classes, group.odd), np.array(ids, dtype=np.int64)
+            out.run = [StepColumns(group.tokens, line, numbers) for line, numbers in zip(texts, own, strict=True)]
             return
         if group.lane is _QUIET:
             blob, width = np.ascontiguousarray(ids.T, dtype=np.int64).tobytes(), 8 * len(ids)
@@ -409,19 +415,24 @@ class Shard:
         """A step in which some requests are special: those one by one, the others in columns."""
         lengths = frame.lengths if selected is None else frame.lengths[selected]
         plan.headroom -= int(lengths.max())
-        fast = lengths == 1
+        lanes = self._lanes[plan.column]
+        fast = (lengths == 1) | (lanes == _QUIET)
         if frame.finished:
             finished = np.zeros(len(frame.rids), dtype=bool)
             finished[frame.finished] = True
             fast &= ~(finished if selected is None else finished[selected])
-        # a row at its limit takes the general path, which ends it with the reason
-        fast &= self._produced[plan.column] < self._output_limit
+        # a row that comes to its limit takes the general path, which ends it with the reason
+        fast &= self._produced[plan.column] + lengths <= self._output_limit
         starts = frame.offsets[:-1] if selected is None else frame.offsets[selected]
-        lanes = np.where(fast, self._lanes[plan.column], _GENERAL)
+        lanes = np.where(fast, lanes, _GENERAL)
         for group in self._groups(lanes, plan):
             column = plan.column[group.positions]
-            self._move(column, [] if self._record is None else [plan.rids[at] for at in group.positions.tolist()])
+            rids = [] if self._record is None else [plan.rids[at] for at in group.positions.tolist()]
+            self._move(column, rids, tokens=lengths[group.positions])
             where = [indices[at] for at in group.positions.tolist()]
+            if group.lane is _QUIET:
+                self._keep_ids(group, frame, where, out)
+                continue
             for at in self._deliver(group, frame.token_ids[starts[group.positions]], frame, where, out):
                 self._text(group.rows[at], frame, where[at], out)
         left = np.flatnonzero(lanes == _GENERAL).tolist()
@@ -447,6 +458,7 @@ class Shard:
             plan.groups = (
                 [self._group(first, None, plan.rows)] if (lanes == first).all() else self._groups(lanes, plan)
             )
+            plan.quiet = first is _QUIET and len(plan.groups) == 1
 
     def _pick(self, plan: _Plan, frame: BatchFrame, indices: Sequence[int], out: ShardOut) -> None:
         """The scheduler has picked the fresh requests of this batch: what comes of them goes by their lanes from now on."""
@@ -461,7 +473,7 @@ class Shard:
             if text is None:
                 lane = _QUIET
             elif life.sink is None:
-                lane = _STEP if text.plain else _GENERAL
+                lane = _STEP
             else:
                 # where only leading spaces are to be stripped, the first token's text ends it
                 lane = _PLAIN if text.plain else _GENERAL if text.lead and text.stops is None else _HELD
@@ -487,28 +499,29 @@ class Shard:
             group.quiet = [self._ids[row] for row in rows]
         elif lane is _STEP:
             group.tokens = [lives[row].token for row in rows]
+            group.states = [self._texts[row] for row in rows]
+            group.odd = {at for at, state in enumerate(group.states) if not state.plain}
         else:
             group.columns = Columns(rows, [lives[row].sink for row in rows], [self._waiting[row] for row in rows])
             if lane is _HELD:
                 group.states = [self._texts[row] for row in rows]
         return group
 
-    def _has_headroom(self, plan: _Plan) -> bool:
-        """Whether every row may still produce a token; counted down, and looked up anew only when it runs out."""
-        if plan.headroom < 1:
+    def _has_headroom(self, plan: _Plan, tokens: int = 1) -> bool:
+        """Whether every row may still produce so many; counted down, and looked up anew only when it runs out."""
+        if plan.headroom < tokens:
             plan.headroom = self._output_limit - int(self._produced[plan.column].max())
-        return plan.headroom >= 1
+        return plan.headroom >= tokens
 
-    def _move(self, column: Any, rids: list[str], steps: int = 1) -> None:
-        """A CHUNK for each of these rows and steps, and as many tokens produced. The rows are STREAMING, or become so with the first
+    def _move(self, column: Any, rids: list[str], steps: int = 1, tokens: Any = None) -> None:
+        """A CHUNK for each of these rows and steps, and as many tokens produced (or `tokens`, for each row). The rows are STREAMING, or become so with the first
         one, and stay so: the table is asked once for all steps (a test pins that cell)."""
         if self._record is not None:
             self._record_chunks(column, rids, steps)
         if len(column) < _SMALL:
-            states, produced = self._states, self._produced
+            states = self._states
             for row in column.tolist():
                 states[row] = _next(states[row], _CHUNK)
-                produced[row] += steps
         else:
             after, illegal = REQUEST.apply_batch(self._state_column[column], _CHUNK)
             if np.count_nonzero(
@@ -516,7 +529,7 @@ class Shard:
             ):  # cannot be: only RUNNING and STREAMING rows have a lane. A stage that finds it can be must stop.
                 raise InternalError("a row that is not streaming was taken for one that is")
             self._state_column[column] = after
-            self._produced[column] += steps
+        self._produced[column] += steps if tokens is None else tokens
 
     def _deliver(
         self, group: _Group, ids: Any, frame: BatchFrame, where: Sequence[int], out: ShardOut
@@ -524,14 +537,7 @@ class Shard:
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
         columns = group.columns
         columns.steps = 1
-        extras = columns.extras = frame.owned_extras(where) if frame.has_extras else ()
-        if group.lane is _QUIET:  # the ids are kept, and that is all until the terminal chunk
-            deque(map(array.append, group.quiet, ids.tolist()), 0)
-            for row, own in zip(group.rows, extras, strict=False):
-                self._keep(row, own)
-            for at in self._engine.unknown(ids):
-                self._fail_bad_id(group.rows[at], int(ids[at]), out)
-            return ()
+        extras = columns.extras = frame.kept_extras(where) if frame.has_extras else ()
         if group.lane is _HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
             columns.pairs = list(zip(deltas, ids.tolist(), strict=True))
@@ -541,18 +547,26 @@ class Shard:
             out.columns.append(columns.only([at for at in range(len(deltas)) if at not in wrong]) if bad else columns)
             return ()
         if group.lane is _STEP:
-            texts, clean = self._engine.feed_column(ids)
-            keep = [] if clean else [at for at, text in enumerate(texts) if text is not None]
-            step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64), extras)  # type: ignore[arg-type]
-            if not clean:
+            classes = self._engine.classes(ids)
+            if classes is None or _any(classes, _UNKNOWN):
+                texts, bad = self._engine.feed_single(group.states, ids)
+                group.odd = {at for at, state in enumerate(group.states) if not state.plain}
+            else:
+                texts, bad = self._engine.feed_steps(group.states, ids[None], classes[None], group.odd)[0], ()
+            step = StepColumns(group.tokens, texts, np.array(ids, dtype=np.int64), extras)
+            if bad:
+                wrong = {at for at, _ in bad}
+                keep = [at for at in range(len(texts)) if at not in wrong]
                 step = StepColumns(
                     [step.tokens[at] for at in keep],
                     [step.texts[at] for at in keep],
                     step.ids[keep],
                     [extras[at] for at in keep] if extras else (),
                 )
+                for at, _ in bad:
+                    self._fail_bad_id(group.rows[at], int(ids[at]), out)
             out.step_columns.append(step)
-            return () if clean else [at for at, text in enumerate(texts) if text is None]
+            return ()
         pairs, clean = self._engine.feed_pairs(ids)
         columns.pairs = pairs  # type: ignore[assignment]  # None is taken out below
         if clean:
@@ -560,6 +574,24 @@ class Shard:
             return ()
         out.columns.append(columns.only([at for at, pair in enumerate(pairs) if pair is not None]))
         return [at for at, pair in enumerate(pairs) if pair is None]
+
+    def _keep_ids(self, group: _Group, frame: BatchFrame, where: Sequence[int], out: ShardOut) -> None:
+        """The ids of non-streaming requests, any number for each: they are kept, and that is all until the terminal chunk."""
+        ids, offsets = frame.token_ids, frame.offsets
+        blob = np.ascontiguousarray(ids, dtype=np.int64).tobytes()
+        bounds = (offsets * 8).tolist()
+        deque(map(array.frombytes, group.quiet, [blob[bounds[at] : bounds[at + 1]] for at in where]), 0)
+        if frame.has_extras:
+            for row, own in zip(group.rows, frame.kept_extras(where), strict=True):
+                self._keep(row, own)
+        if unknown := self._engine.unknown(ids):
+            place = {index: row for index, row in zip(where, group.rows, strict=True)}
+            told: set[int] = set()
+            for at in unknown:  # of this shard or another; each row's first one names it
+                index = int(np.searchsorted(offsets, at, side="right")) - 1
+                if index in place and index not in told:
+                    told.add(index)
+                    self._fail_bad_id(place[index], int(ids[at]), out)
 
     def _text(self, row: int, frame: BatchFrame, index: int, out: ShardOut) -> None:
         """The general text path of one row whose states and counts are already moved."""
@@ -649,10 +681,7 @@ class Shard:
             self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
             # A row that has once held something back stays HELD: text of many scripts would change its lane at every token.
             plain = self._texts[row].plain and self._lanes[row] != _HELD
-            if life.sink is not None:
-                self._set_lane(row, _PLAIN if plain else _HELD)
-            else:
-                self._set_lane(row, _STEP if plain else _GENERAL)
+            self._set_lane(row, _STEP if life.sink is None else _PLAIN if plain else _HELD)
 
     def _final(self, row: int, frame: BatchFrame, index: int, ids: Any, finish: FinishReason, out: ShardOut) -> None:
         """The terminal chunk: flush, cut, and one terminal item, which `settle` turns into COMPLETED."""

@@ -55,6 +55,9 @@ class Token(enum.IntEnum):
     WHOLE = 2  # its text is the delta
 
 
+_NONE, _SOME = bytes((Token.UNKNOWN,)), bytes((Token.PART,))  # looked for among the bytes of classes: a search in C
+
+
 @dataclass(frozen=True, slots=True)
 class TextOptions:
     """What of a request's sampling parameters decides its text. Immutable and hashable."""
@@ -130,14 +133,14 @@ class TextEngine:
         self._whole = np.array([piece is not None for piece in self._pieces], dtype=bool)
         # (text, id) of every token that is its own delta: what a sink holds, made once and not once per token produced
         self._pairs = [None if piece is None else (piece, token) for token, piece in enumerate(self._pieces)]
-        self._gapless = len(self._vocabulary.known) == self.vocab_limit  # every id below the limit is a token
         # One more than there are ids, so that whatever lies outside can be looked up at the end of the table.
         self._classes = np.zeros(self.vocab_limit + 1, dtype=np.uint8)
         self._classes[list(self._vocabulary.known)] = Token.PART
         self._classes[:-1][self._whole] = Token.WHOLE
-        self._pair_array = np.empty(len(self._pairs), dtype=object)
-        for token, pair in enumerate(self._pairs):
-            self._pair_array[token] = pair
+        self._pair_array = _objects(self._pairs)
+        # the same without a text, for ids whose text stands behind a later one
+        self._blank_array = _objects([("", token) for token in range(self.vocab_limit)] if self._columnar else [])
+        self._raw_arrays = tuple(map(_objects, self._raw))  # by skip_special_tokens
         self._stop_sets = StopSets()
         self._token_texts: dict[int, str] = {}
 
@@ -179,15 +182,8 @@ class TextEngine:
         pieces = self._pieces
         return [pieces[value] if 0 <= value < limit else None for value in ids]
 
-    def feed_column(self, ids: NDArray[np.integer[Any]]) -> tuple[Sequence[str | None], bool]:
-        """`feed_plain` of an array, and whether every row has its delta (none is None)."""
-        if len(ids) >= _MANY and self.kind != "none" and self._in_vocabulary(ids):
-            return self._piece_array.take(ids).tolist(), bool(self._whole.take(ids).all())
-        texts = self.feed_plain(ids)
-        return texts, None not in texts
-
     def feed_pairs(self, ids: NDArray[np.integer[Any]]) -> tuple[list[tuple[str, int] | None], bool]:
-        """`feed_column` with each delta as (text, id), ready for a sink."""
+        """`feed_plain` of an array with each delta as (text, id), ready for a sink, and whether every row has its delta."""
         if self.kind == "none":
             return [("", token) for token in ids.tolist()], True
         if len(ids) >= _MANY and self._in_vocabulary(ids):
@@ -200,19 +196,13 @@ class TextEngine:
         """A `Token` for each id, in the shape of `ids`; None where the decoder is not columnar. Never raises."""
         if self.kind == "none":
             return np.full(ids.shape, Token.WHOLE, dtype=np.uint8)
-        if not self._columnar:
-            return None
+        return self._classes_of(ids) if self._columnar else None
+
+    def _classes_of(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
         indices: NDArray[Any] = ids.view(_UNSIGNED[ids.dtype.itemsize])  # a negative id then lies above every limit
         if indices.dtype == np.uint64:
             indices = np.minimum(indices, self.vocab_limit).view(np.int64)
         return self._classes.take(indices, mode="clip")
-
-    def texts(self, ids: NDArray[np.integer[Any]]) -> list[list[str]]:
-        """The texts of ids [steps, rows] that are all WHOLE, step by step."""
-        if self.kind == "none":
-            return [[""] * ids.shape[1] for _ in range(len(ids))]
-        found: list[list[str]] = self._piece_array.take(ids).tolist()
-        return found
 
     def pairs(self, ids: NDArray[np.integer[Any]]) -> list[list[tuple[str, int]]]:
         """The (text, id) of ids [steps, rows] that are all WHOLE, row by row."""
@@ -229,31 +219,62 @@ class TextEngine:
         The texts of a row are those of its steps as far as they can be told apart without work; where something was held back or a
         character is split, they stand together behind the last of its ids. Only for a columnar decoder.
         """
-        rows: list[list[tuple[str, int]]] = self.pairs(ids)
-        for at, (state, special) in enumerate(zip(states, part, strict=True)):
-            if special or state.pending or state.lead:
-                tokens = ids[:, at].tolist()
-                text = self._decode(state, tokens)
-            elif state.stops is None:
-                continue
-            else:
-                tokens = None
-                text = "".join([pair[0] for pair in rows[at]])
-                if not state.held and not state.stops.held(text):
-                    continue
-            if state.stops is not None:
-                text = self._hold(state, state.stops, text)
-            else:
-                self._settle(state)
-            tokens = [pair[1] for pair in rows[at]] if tokens is None else tokens
-            rows[at] = [("", token) for token in tokens]
-            rows[at][-1] = (text, tokens[-1])
+        care = [at for at, state in enumerate(states) if part[at] or state.pending or state.lead]
+        rows: list[Any]
+        if len(care) < len(states):
+            rows = self.pairs(ids)
+            for at, state in enumerate(states):
+                if state.stops is not None and not (part[at] or state.pending or state.lead):
+                    text = "".join([pair[0] for pair in rows[at]])
+                    if state.held or state.stops.held(text):
+                        rows[at] = self._blank_array.take(ids[:, at]).tolist()
+                        rows[at][-1] = (self._hold(state, state.stops, text), int(ids[-1, at]))
+        else:
+            rows = [None] * len(states)
+        if care:
+            mine = ids[:, care].T
+            blanks = self._blank_array.take(mine).tolist()
+            skips = [states[at].options.skip_special_tokens for at in care]
+            raw = {skip: self._raw_arrays[skip].take(mine).tolist() for skip in set(skips)}
+            for line, (at, skip, pairs) in enumerate(zip(care, skips, blanks, strict=True)):
+                state, rows[at] = states[at], pairs
+                text = self._text_of(state, b"".join(raw[skip][line]))
+                if state.stops is not None:
+                    text = self._hold(state, state.stops, text)
+                else:
+                    self._settle(state)
+                pairs[-1] = (text, pairs[-1][1])
         return rows
+
+    def feed_steps(
+        self, states: Sequence[TextState], ids: NDArray[np.integer[Any]], classes: NDArray[np.uint8], odd: set[int]
+    ) -> list[list[str]]:
+        """Deltas of several steps, step by step: `ids` and their `classes` are [steps, rows], none UNKNOWN. `odd` are the rows whose
+        state is not plain, and is brought up to date. Only for a columnar decoder."""
+        if self.kind == "none":
+            return [[""] * ids.shape[1] for _ in range(len(ids))]
+        texts: list[list[Any]] = self._piece_array.take(ids).tolist()
+        rows = set(odd)
+        if _SOME in classes.tobytes():
+            rows.update(np.flatnonzero(classes.min(axis=0) == Token.PART).tolist())
+        for at in rows:
+            state = states[at]
+            for line, token in zip(texts, ids[:, at].tolist(), strict=True):
+                if line[at] is None or not state.plain:
+                    line[at] = self._one(state, token, line[at])
+            if state.plain:
+                odd.discard(at)
+            else:
+                odd.add(at)
+        return texts
 
     def unknown(self, ids: NDArray[np.integer[Any]]) -> list[int]:
         """The positions of ids that are no token; empty without a tokenizer. Never raises."""
-        if self.kind == "none" or not len(ids) or (self._gapless and self._in_vocabulary(ids)):
+        if self.kind == "none" or not len(ids):
             return []
+        if self._columnar:
+            classes = self._classes_of(ids)
+            return [] if _NONE not in classes.tobytes() else np.flatnonzero(classes == Token.UNKNOWN).tolist()
         known = self._vocabulary.known
         return [at for at, token in enumerate(ids.tolist()) if token not in known]
 
@@ -329,8 +350,12 @@ class TextEngine:
         """
         if self.kind == "none":
             return ""
-        values = _as_list(ids)
         matched = getattr(finish_reason, "matched", None)
+        if state.plain and len(ids) == 1 and (matched is None or type(matched) is int):
+            token = int(ids[0])  # the common end, without a list
+            if 0 <= token < self.vocab_limit and (piece := self._pieces[token]) is not None:
+                return "" if token == matched else piece
+        values = _as_list(ids)
         try:
             self._check(values)
             if isinstance(matched, (int, list, tuple)):
@@ -353,7 +378,8 @@ class TextEngine:
         if self.kind == "none":
             return ""
         state = self.open(options)
-        values = _as_list(ids)
+        # an array of many is looked up at once
+        values = ids if isinstance(ids, np.ndarray) and len(ids) >= _MANY else _as_list(ids)
         try:
             sent = self._advance(state, values[:terminal_start])
         except _BadId as error:
@@ -390,13 +416,17 @@ class TextEngine:
         """Set `plain` as the rest of the state says."""
         state.plain = not (state.pending or state.lead or state.stops is not None) and self.kind != "fallback"
 
-    def _check(self, values: list[int]) -> None:
+    def _check(self, values: list[int] | NDArray[np.integer[Any]]) -> None:
         """Raise _BadId for the first id that is no token. A negative one must never reach an index or an unsigned type."""
+        if not isinstance(values, list):
+            if unknown := self.unknown(values):
+                raise _BadId(int(values[unknown[0]]))
+            return
         known = self._vocabulary.known
         if not known.issuperset(values):
             raise _BadId(next(value for value in values if value not in known))
 
-    def _advance(self, state: TextState, values: list[int]) -> str:
+    def _advance(self, state: TextState, values: list[int] | NDArray[np.integer[Any]]) -> str:
         """The delta of a chunk that is not the last one."""
         if self.kind == "none":
             return ""
@@ -431,14 +461,23 @@ class TextEngine:
         state.held = text[free:]
         return text[:free]
 
-    def _decode(self, state: TextState, values: list[int]) -> str:
+    def _decode(self, state: TextState, values: list[int] | NDArray[np.integer[Any]]) -> str:
         """The text that these ids complete, whatever the stops."""
         if not self._columnar:
-            return self._decode_window(state, values)
-        raw = self._raw[state.options.skip_special_tokens]
-        text, used = utf_8_decode(
-            data := state.pending + b"".join([raw[value] for value in values]), self._errors, False
-        )
+            return self._decode_window(state, _as_list(values))
+        skip = state.options.skip_special_tokens
+        if isinstance(values, list):
+            raw = self._raw[skip]
+            return self._text_of(state, b"".join([raw[value] for value in values]))
+        if not state.pending and not state.lead and _SOME not in self._classes_of(values).tobytes():
+            return "".join(self._piece_array.take(values).tolist())
+        return self._text_of(state, b"".join(self._raw_arrays[skip].take(values).tolist()))
+
+    def _text_of(self, state: TextState, data: bytes) -> str:
+        """The text that these bytes complete, whatever the stops; unfinished ones wait in the state."""
+        if state.pending:
+            data = state.pending + data
+        text, used = utf_8_decode(data, self._errors, False)
         state.pending = data[used:]
         if state.lead and text:
             text, state.lead = strip_lead(text, self._vocabulary.rules, state.lead)
@@ -475,6 +514,14 @@ class TextEngine:
             return text
         text, state.pending = utf_8_decode(state.pending, self._errors, True)[0], b""
         return text
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    """An array of these very objects (numpy would take a list of pairs for a matrix)."""
+    array = np.empty(len(values), dtype=object)
+    for at, value in enumerate(values):
+        array[at] = value
+    return array
 
 
 def _as_list(ids: Ids) -> list[int]:
