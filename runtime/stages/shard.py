@@ -681,7 +681,11 @@ class Shard:
             self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
             # A row that has once held something back stays HELD: text of many scripts would change its lane at every token.
             plain = self._texts[row].plain and self._lanes[row] != _HELD
-            self._set_lane(row, _STEP if life.sink is None else _PLAIN if plain else _HELD)
+            if life.sink is None:
+                self._set_lane(row, _STEP)
+                self._changes += 1  # a plan knows which rows of this lane are not plain
+            else:
+                self._set_lane(row, _PLAIN if plain else _HELD)
 
     def _final(self, row: int, frame: BatchFrame, index: int, ids: Any, finish: FinishReason, out: ShardOut) -> None:
         """The terminal chunk: flush, cut, and one terminal item, which `settle` turns into COMPLETED."""
