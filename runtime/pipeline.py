@@ -38,7 +38,8 @@ from .sink import EgressItem, Hub, Sink, SinkError
 from .stages.dispatch import Batch, Dispatcher
 from .stages.ingress import Facts, Ingress, Outbox, own_error
 from .stages.life import Fail, Group, Job, Life, Message, Recorder, StepTerminal, Tokenised, WantAbort
-from .stages.shard import Shard, ShardOut, StepColumns, StepRow
+from .stages.plan import ShardOut, StepColumns, StepRow
+from .stages.shard import Shard
 from .stages.tokenize import TokenizerWorker
 from .text.engine import TextEngine
 from .text.tokenize import TokenizerBackend

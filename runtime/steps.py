@@ -14,7 +14,7 @@ import numpy as np
 from ..codec.errors import HeadraceError
 from .handle import RequestHandle, join_extras
 from .pipeline import StepEvent
-from .stages.shard import StepColumns, StepRow
+from .stages.plan import StepColumns, StepRow
 
 
 class StepBatch:

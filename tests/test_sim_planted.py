@@ -15,7 +15,7 @@ PLANTED = {
     "deregister before registered": (bad.AbortOvertakesRegistration, ("property 5",)),
     "registered after the push": (bad.RegisteredLate, ("property 8", "property 5", "property 9")),
     "terminal sent twice": (bad.TerminalTwice, ("IllegalTransition",)),
-    "frame delivered half": (bad.HalfFrame, ("property 8",)),
+    "frame delivered half": (bad.HalfFrame, ("property 8", "property 9")),
     "abort dropped on a full ring": (bad.AbortDroppedWhenFull, ("property 5",)),
     "stash dropped": (bad.StashDropped, ("property 9", "property 5", "property 10")),
     "malformed frame swallowed": (bad.RejectionSwallowed, ("property 6",)),

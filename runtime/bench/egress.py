@@ -98,7 +98,9 @@ def decode_stream(tokenizer: Tokenizer, work: Workload, *, most: int = 20_000) -
     return (time.thread_time() - began) / done * 1e6
 
 
-def headrace(tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: bool = False, burst: int = _BURST) -> float:
+def headrace(
+    tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: bool = False, burst: int = _BURST
+) -> float:
     """CPU µs per token of headrace on this workload (this thread only: a peer may run beside it in the same process)."""
     vocab = max(tokenizer.get_vocab_size(with_added_tokens=True), int(work.ids.max()) + 1)
     manager = TokenizerManager(

@@ -1,0 +1,153 @@
+"""What a shard knows of a batch, and what a step of it gives away. Plain data.
+
+Owns: the lanes, in which rows are served in columns; the plan of a batch, which is kept while the batch and the table stay what they are;
+and `ShardOut`, the outbox of a step.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...codec import FinishReason
+from ...codec.errors import HeadraceError
+from ..sink import Columns, EgressItem, Extras, Sink, Terminal
+from .life import Ended, Life
+
+if TYPE_CHECKING:
+    from .dispatch import Batch
+
+
+class Lane(enum.IntEnum):
+    """How a row's one-id chunk is served in columns; GENERAL is one by one."""
+
+    GENERAL = 0  # not picked yet, or not live
+    PLAIN = 1  # streams to a handle; the token's text is the delta
+    HELD = 2  # streams to a handle; stops, or characters split over tokens
+    QUIET = 3  # non-streaming: only its ids are kept
+    STEP = 4  # streams to the step sink
+
+
+# A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
+GENERAL, PLAIN, HELD, QUIET, STEP = Lane
+FAST_LANES = (PLAIN, HELD, QUIET, STEP)
+
+
+class StepColumns(NamedTuple):
+    """Plain deltas of one step for the step sink, one id each: what the requests are called by, texts, ids (int64, owned)."""
+
+    tokens: Sequence[Any]
+    texts: list[str]
+    ids: np.ndarray[Any, Any]
+    extras: Sequence[Extras] = ()
+
+
+class StepRow:
+    """What one step produced for one request of the step sink."""
+
+    __slots__ = ("error", "extras", "finish_reason", "text", "token", "token_ids")
+
+    def __init__(
+        self,
+        token: Any,
+        text: str,
+        token_ids: np.ndarray[Any, Any],
+        finish_reason: FinishReason | None,
+        error: HeadraceError | None,
+        extras: Sequence[Extras] = (),
+    ) -> None:
+        self.token = token
+        self.text = text
+        self.token_ids = token_ids
+        self.finish_reason = finish_reason
+        self.error = error
+        self.extras = extras
+
+    @property
+    def ends(self) -> bool:
+        """Whether this is the request's terminal item."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class ShardOut:
+    """What a step gives away. `columns` and `items` go to sinks and may be refused; the rest cannot be."""
+
+    __slots__ = (
+        "begun", "columns", "counts", "ended", "faults", "items", "owed", "rest", "run", "step_columns", "steps",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Sink, int, Mapping[str, Any] | None]] = []  # first output: prompt_tokens and scalars
+        self.columns: list[Columns] = []
+        self.items: list[tuple[Life, EgressItem.Frame | Terminal]] = []
+        self.steps: list[StepRow] = []
+        self.step_columns: list[StepColumns] = []
+        self.run: list[StepColumns] = []  # of a run, one for each of its steps; then the two above are empty
+        self.rest: Batch | None = None  # the steps of a run that were not taken; to be served next
+        self.owed: list[Ended] = []
+        self.ended: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.faults: list[str] = []  # server faults in words that name no data, for the driver's log
+
+    def count(self, name: str, times: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + times
+
+
+class Group:
+    """Rows of one batch that are served alike: their positions in it (None: all), and where their output goes."""
+
+    __slots__ = ("columns", "lane", "odd", "positions", "quiet", "rows", "states", "tokens")
+
+    def __init__(self, lane: Lane, positions: Any, rows: Sequence[int]) -> None:
+        self.lane = lane
+        self.positions = positions
+        self.rows = rows
+        self.columns = Columns((), (), ())  # PLAIN, HELD: used again at every step of the same batch
+        self.states: Sequence[Any] = ()  # HELD, STEP: text states
+        self.odd: set[int] = set()  # STEP: positions of those that are not plain
+        self.quiet: Sequence[array[int]] = ()  # QUIET: the ids so far
+        self.tokens: Sequence[Any] = ()  # STEP: what the requests are called by
+
+
+class Plan:
+    """What was looked up for one batch of rids (see `Shard._look_up`)."""
+
+    __slots__ = (
+        "all_fast",
+        "changes",
+        "column",
+        "distinct",
+        "fresh",
+        "groups",
+        "headroom",
+        "layout",
+        "lengths",
+        "quiet",
+        "rids",
+        "rows",
+        "single",
+    )  # fmt: skip
+
+    def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
+        self.changes = changes
+        self.layout: Any = (
+            None  # of the last frame that was looked at, and whether it is plain: one id each, nothing ends
+        )
+        self.single = False
+        self.lengths: Any = None  # ids of each row, where nothing ends in it
+        self.rids = rids
+        self.rows = rows
+        self.column = column
+        self.distinct = distinct  # no live request stands twice in the batch
+        self.fresh: list[int] = []  # positions of requests of which nothing has come yet
+        self.all_fast = False
+        self.quiet = False  # all are of the lane QUIET
+        self.groups: list[Group] = []
+        self.headroom = 0
+
+
+NO_PLAN = Plan(-1, [], [], np.empty(0, dtype=np.intp), True)
