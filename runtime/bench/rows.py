@@ -6,24 +6,21 @@ least of several rounds in which they took turns: what disturbs a run only ever 
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
 from tokenizers import Tokenizer
 
-from ...codec import decode_ingress, frame_egress_batch_cols, load_schema
+from ...codec import frame_egress_batch_cols, load_schema
 from ..config import RuntimeConfig
 from ..manager import TokenizerManager
-from ..steps import StepBatch
 from ..text.tokenize import CORPUS, choose_backend
 from .egress import Workload, decode_stream, frames, headrace, workload
+from .paced import bare_events, paced, process_cpu, readers
 
 RUST: Final = "Rust server, two threads"
 RUST_IN: Final = "Rust server, text-in threads"
@@ -162,118 +159,6 @@ def floors(tokenizer: Tokenizer, text: str) -> dict[str, float]:
     }
 
 
-# ---- over the real threads
-
-
-@contextmanager
-def _running(
-    tokenizer: Tokenizer, load: Workload, *, step: Callable[[StepBatch], None] | None = None
-) -> Iterator[tuple[TokenizerManager, list[Any], list[tuple[bytes, list[Any]]]]]:
-    vocab = max(tokenizer.get_vocab_size(with_added_tokens=True), int(load.ids.max()) + 1)
-    with TokenizerManager(RuntimeConfig(tokenizer=tokenizer, context_len=1 << 20, vocab_size=vocab)) as manager:
-        if step is not None:
-            manager.on_step(step)
-        params = {"max_new_tokens": None, "ignore_eos": True}
-        handles = [
-            manager.generate([1, 2, 3, 4], params, sink="step" if step is not None else "handle")
-            for _ in range(load.requests)
-        ]
-        port, rids = manager.scheduler, list[str]()
-        while len(rids) < load.requests and port.wait_request(10):
-            rids += [message.rid for message in decode_ingress(port.recv_requests(4096), port.schema)]  # type: ignore[misc]
-        yield manager, handles, list(frames(load, port.schema, rids))
-
-
-def paced(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.025, steps: int = 60) -> float:
-    """Seconds from the push of a step to its last delta, median: in the step sink's hands, or for one request in the hands of the
-    thread that iterates its handle."""
-    pushed: list[float] = []
-    taken: list[float] = []
-    one = load.requests == 1
-    load = load._replace(ids=load.ids[:, :steps])
-    callback = None if one else lambda _: taken.append(time.perf_counter())
-    with _running(tokenizer, load, step=callback) as (manager, handles, batches):
-        reader = threading.Thread(target=lambda: taken.extend(time.perf_counter() for _ in handles[0]) if one else None)
-        reader.start()
-        pause = threading.Event()
-        for batch in batches:
-            pause.wait(period_s)
-            pushed.append(time.perf_counter())
-            manager.scheduler.push_batch(*batch)
-        reader.join()
-        manager.shutdown(drain_timeout=5.0)  # the last step's callback has returned
-    return float(np.median(np.array(taken[: len(pushed)]) - np.array(pushed[: len(taken)])))
-
-
-def readers(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
-    """CPU µs of the whole process per token, each request read by an asyncio task of its own."""
-    load = load._replace(ids=load.ids[:, :steps])
-    with _running(tokenizer, load) as (manager, handles, batches):
-
-        async def read(handle: Any) -> None:
-            async for _ in handle:
-                pass
-
-        async def run() -> None:
-            tasks = [asyncio.ensure_future(read(handle)) for handle in handles]
-            await asyncio.sleep(0)
-            feeder = threading.Thread(target=_feed, args=(manager.scheduler.push_batch, batches, period_s))
-            feeder.start()
-            await asyncio.gather(*tasks)
-            await asyncio.to_thread(feeder.join)
-
-        return _process_cpu(lambda: asyncio.run(run())) / load.tokens * 1e6
-
-
-def _feed(push: Callable[..., object], batches: Sequence[tuple[Any, ...]], period_s: float) -> None:
-    pause = threading.Event()
-    for batch in batches:
-        pause.wait(period_s)
-        push(*batch)
-
-
-def bare_events(load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
-    """The same wakes without any work: one task per request waits for an asyncio.Event that a thread has set, step by step.
-
-    Where the loop is late, two steps are one wake, as two steps are one chunk for a reader that is late.
-    """
-    over = False
-
-    async def wait(event: asyncio.Event) -> None:
-        while not over:
-            await event.wait()
-            event.clear()
-
-    async def run() -> None:
-        loop, events = asyncio.get_running_loop(), [asyncio.Event() for _ in range(load.requests)]
-        tasks = [asyncio.ensure_future(wait(event)) for event in events]
-        await asyncio.sleep(0)
-
-        def wake() -> None:
-            for event in events:
-                event.set()
-
-        def end() -> None:
-            nonlocal over
-            over = True
-            wake()
-
-        batches = [*[(wake,)] * (steps - 1), (end,)]
-        feeder = threading.Thread(target=_feed, args=(loop.call_soon_threadsafe, batches, period_s))
-        feeder.start()
-        await asyncio.gather(*tasks)
-        await asyncio.to_thread(feeder.join)
-
-    return _process_cpu(lambda: asyncio.run(run())) / (load.requests * steps) * 1e6
-
-
-def _process_cpu(run: Callable[[], object]) -> float:
-    gc.collect()
-    began = time.process_time()
-    run()
-    return time.process_time() - began
-
-
 # ---- text in
 
 
@@ -284,7 +169,7 @@ def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int 
     unit = "CPU µs per request"
 
     def encode() -> float:
-        return _process_cpu(
+        return process_cpu(
             lambda: [tokenizer.encode_batch_fast(prompts[at : at + 16]) for at in range(0, requests, 16)]
         )
 

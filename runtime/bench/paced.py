@@ -1,0 +1,135 @@
+"""A manager on its real threads, fed one step every few milliseconds as a GPU gives them, and what the same wakes cost without it.
+
+Owns: the paced workloads, where a process sleeps between steps and every hand-over is a wake of a sleeping thread. Waits are bounded
+by the steps that are fed, so nothing here can run for ever unless headrace loses a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ...codec import decode_ingress
+from ..config import RuntimeConfig
+from ..manager import TokenizerManager
+from ..steps import StepBatch
+from .egress import Workload, frames
+
+
+@contextmanager
+def running(
+    tokenizer: Tokenizer, load: Workload, *, step: Callable[[StepBatch], None] | None = None
+) -> Iterator[tuple[TokenizerManager, list[Any], list[tuple[bytes, list[Any]]]]]:
+    """A running manager, the handles of the workload's requests, and the steps that answer them, not pushed yet."""
+    vocab = max(tokenizer.get_vocab_size(with_added_tokens=True), int(load.ids.max()) + 1)
+    with TokenizerManager(RuntimeConfig(tokenizer=tokenizer, context_len=1 << 20, vocab_size=vocab)) as manager:
+        if step is not None:
+            manager.on_step(step)
+        params = {"max_new_tokens": None, "ignore_eos": True}
+        handles = [
+            manager.generate([1, 2, 3, 4], params, sink="step" if step is not None else "handle")
+            for _ in range(load.requests)
+        ]
+        port, rids = manager.scheduler, list[str]()
+        while len(rids) < load.requests and port.wait_request(10):
+            rids += [message.rid for message in decode_ingress(port.recv_requests(4096), port.schema)]  # type: ignore[misc]
+        yield manager, handles, list(frames(load, port.schema, rids))
+
+
+def paced(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.025, steps: int = 60) -> float:
+    """Seconds from the push of a step to its last delta, median: in the step sink's hands, or for one request in the hands of the
+    thread that iterates its handle."""
+    pushed: list[float] = []
+    taken: list[float] = []
+    one = load.requests == 1
+    load = load._replace(ids=load.ids[:, :steps])
+    callback = None if one else lambda _: taken.append(time.perf_counter())
+    with running(tokenizer, load, step=callback) as (manager, handles, batches):
+        reader = threading.Thread(target=lambda: taken.extend(time.perf_counter() for _ in handles[0]) if one else None)
+        reader.start()
+        pause = threading.Event()
+        for batch in batches:
+            pause.wait(period_s)
+            pushed.append(time.perf_counter())
+            manager.scheduler.push_batch(*batch)
+        reader.join()
+        manager.shutdown(drain_timeout=5.0)  # the last step's callback has returned
+    return float(np.median(np.array(taken[: len(pushed)]) - np.array(pushed[: len(taken)])))
+
+
+def readers(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
+    """CPU µs of the whole process per token, each request read by an asyncio task of its own."""
+    load = load._replace(ids=load.ids[:, :steps])
+    with running(tokenizer, load) as (manager, handles, batches):
+
+        async def read(handle: Any) -> None:
+            async for _ in handle:
+                pass
+
+        async def run() -> None:
+            tasks = [asyncio.ensure_future(read(handle)) for handle in handles]
+            await asyncio.sleep(0)
+            feeder = threading.Thread(target=_feed, args=(manager.scheduler.push_batch, batches, period_s))
+            feeder.start()
+            await asyncio.gather(*tasks)
+            await asyncio.to_thread(feeder.join)
+
+        return process_cpu(lambda: asyncio.run(run())) / load.tokens * 1e6
+
+
+def _feed(push: Callable[..., object], batches: Sequence[tuple[Any, ...]], period_s: float) -> None:
+    pause = threading.Event()
+    for batch in batches:
+        pause.wait(period_s)
+        push(*batch)
+
+
+def bare_events(load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
+    """The same wakes without any work: one task per request waits for an asyncio.Event that a thread has set, step by step.
+
+    Where the loop is late, two steps are one wake, as two steps are one chunk for a reader that is late.
+    """
+    over = False
+
+    async def wait(event: asyncio.Event) -> None:
+        while not over:
+            await event.wait()
+            event.clear()
+
+    async def run() -> None:
+        loop, events = asyncio.get_running_loop(), [asyncio.Event() for _ in range(load.requests)]
+        tasks = [asyncio.ensure_future(wait(event)) for event in events]
+        await asyncio.sleep(0)
+
+        def wake() -> None:
+            for event in events:
+                event.set()
+
+        def end() -> None:
+            nonlocal over
+            over = True
+            wake()
+
+        batches = [*[(wake,)] * (steps - 1), (end,)]
+        feeder = threading.Thread(target=_feed, args=(loop.call_soon_threadsafe, batches, period_s))
+        feeder.start()
+        await asyncio.gather(*tasks)
+        await asyncio.to_thread(feeder.join)
+
+    return process_cpu(lambda: asyncio.run(run())) / (load.requests * steps) * 1e6
+
+
+def process_cpu(run: Callable[[], object]) -> float:
+    """CPU seconds of the whole process while `run` runs."""
+    gc.collect()
+    began = time.process_time()
+    run()
+    return time.process_time() - began
