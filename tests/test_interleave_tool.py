@@ -158,6 +158,66 @@ def test_parked_threads_and_timeouts_lose_no_outcome_by_pruning() -> None:
     assert outcomes(scenario, spurious=1) == outcomes(scenario, spurious=1, prune=False)
 
 
+class Signal:
+    """A lock that is taken from the start: `hear` waits until another thread gives it back with `tell`."""
+
+    def __init__(self, world: World) -> None:
+        self._lock = world.primitives.Lock()
+        self._signal = world.primitives.Lock()
+        self._signal.acquire()
+        self.told = 0
+        world.guard(self, self._lock)
+
+    def hear(self, timeout: float = -1) -> tuple[bool, int]:
+        heard = self._signal.acquire(True, timeout)
+        with self._lock:
+            return heard, self.told
+
+    def tell(self) -> None:
+        with self._lock:
+            self.told += 1
+        self._signal.release()
+
+    def forget(self) -> None:
+        with self._lock:
+            self.told += 1
+
+
+def test_a_lock_that_another_thread_gives_back_is_a_signal() -> None:
+    heard = Scenario("heard", Signal, {"a": [op("hear")], "b": [op("tell")]})
+    assert explore(heard).check().complete
+    assert outcomes(heard) == outcomes(heard, prune=False)
+    report = explore(Scenario("unheard", Signal, {"a": [op("hear")], "b": [op("forget")]}))
+    assert report.failure is not None
+    assert report.failure.kind == "asleep"
+    twice = Scenario("twice", Signal, {"a": [op("hear"), op("hear")], "b": [op("tell")]})
+    report = explore(twice)
+    assert report.failure is not None
+    assert report.failure.kind == "asleep", "a thread that waits for what it took itself waits for a signal"
+
+
+def test_a_wait_for_a_lock_runs_out_of_time_at_any_moment_and_in_the_order_of_the_deadlines() -> None:
+    values: set[Any] = set()
+
+    def final(subject: Signal, results: dict[str, tuple[Any, ...]]) -> None:
+        values.add(results["a"])
+
+    threads = {"a": [op("hear", 1.0)], "b": [op("tell")]}
+    scenario = Scenario("timed", Signal, threads, final=final)
+    assert explore(scenario).check().complete
+    assert values == {((True, 1),), ((False, 0),), ((False, 1),)}
+    assert outcomes(scenario) == outcomes(scenario, prune=False)
+
+    order: set[Any] = set()
+
+    def both(subject: Signal, results: dict[str, tuple[Any, ...]]) -> None:
+        order.add((results["a"][0][0], results["c"][0][0]))
+
+    late = {"a": [op("hear", 1.0)], "c": [op("hear", 2.0)], "b": [after("a"), op("tell")]}
+    explore(Scenario("ordered", Signal, late, final=both)).check()
+    assert order == {(False, True), (False, False)}
+
+
 def test_a_touch_without_the_lock_is_a_failure_and_a_constant_may_be_read_but_not_written() -> None:
     report = explore(Scenario("peek", counter(), {"a": [op("add")], "b": [op("peek")]}))
     assert report.failure is not None
@@ -327,6 +387,8 @@ def test_without_threads_a_wait_is_an_error_and_a_timeout_is_over_at_once() -> N
     lock = primitives.Lock()
     with lock, pytest.raises(WouldBlock):
         lock.acquire()
+    with lock:
+        assert lock.acquire(timeout=5.0) is False
     with pytest.raises(RuntimeError, match="not held"):
         condition.notify()
 

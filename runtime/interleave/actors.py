@@ -57,7 +57,7 @@ class Actor:
         self.result_keys: list[Any] = []
         self.before: list[int] = []
         self.stamped = False
-        self.pending: tuple[str, Any] = ("idle", None)  # idle, go, lock, parked, after, done
+        self.pending: tuple[str, Any] = ("idle", None)  # idle, go, lock, try, parked, after, done
         self.deadline: float | None = None
         self.timed_out = False
         self.known: list[Any] = []
@@ -87,6 +87,7 @@ class Actor:
 
 VERBS = {
     "lock": "takes {}",
+    "try": "waits for {}",
     "parked": "is parked on {}",
     "after": "waits for {}",
     "go": "goes on",

@@ -6,6 +6,8 @@ Owns: what each primitive means. Rules it keeps:
   place: whatever another thread could do between a release and the next acquire, it could also do after that point, because the
   guard forbids touching shared state in between. `points="every"` stops at releases and notifications too; it is needed for
   `acquire(blocking=False)`, which can see that a lock is held.
+* A lock may be given back by another thread than the one that took it, as in `threading`: then it is a signal, and a thread that
+  waits in vain for one that it took itself is asleep and not in a deadlock. An `acquire` with a timeout runs out of it in virtual time, like `wait`.
 * `wait` gives the lock back and parks. A parked thread goes on after a notification, after its timeout in virtual time, or, as often
   as the search's budget allows, for no reason at all.
 * `notify` picks any of the parked threads, for nothing in its documentation promises an order ("fifo" is an option). One whose time
@@ -46,19 +48,19 @@ class Lock:
         self.depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As `threading.Lock.acquire`. A timeout is not supported on a lock; wait on a condition instead."""
+        """As `threading.Lock.acquire`."""
         world = self.world
         me = world.current
         if world.over:
             world.leave()
             return True
-        if timeout != -1 and timeout is not None:
-            raise ScenarioError("a controlled lock has no acquire with a timeout; use a condition")
         if self.reentrant and self.owner is not None and self.owner is (me or world):
             self.depth += 1
             return True
         if me is None:
             if self.owner is not None:
+                if timeout >= 0 or not blocking:
+                    return False
                 raise WouldBlock("the lock is held")
             self.owner, self.depth = world, 1
             return True
@@ -71,6 +73,8 @@ class Lock:
             if taken:
                 self.owner, self.depth = me, 1
             return taken
+        if timeout >= 0:
+            return world.acquire_within(me, self, timeout)
         world.acquire(me, self)
         return True
 

@@ -63,7 +63,7 @@ class Session:
         actor = self._actors[thread]
         if actor.deadline is None:
             raise ValueError(f"{thread} is not parked with a timeout")
-        while actor.deadline is not None and actor.pending[0] == "parked":
+        while actor.deadline is not None and actor.pending[0] in ("parked", "try"):
             self.world.timeouts_left = 1
             self._settle()
             self.world.timeouts_left = 0

@@ -35,6 +35,8 @@ Decider = Callable[["World", Sequence[Choice], bool], int]
 class World:
     """What a scenario's `build` is given: `primitives`, `guard`, `watch`. The rest belongs to searches."""
 
+    name = "the scenario"  # as the owner of a lock that was taken while the scenario was built
+
     def __init__(
         self,
         *,
@@ -249,7 +251,7 @@ class World:
 
     def _granted(self, me: Actor) -> None:
         kind, target = me.pending
-        if kind == "lock":
+        if kind in ("lock", "try"):
             target.owner, target.depth = me, 1
         if not me.stamped and me.at < len(me.ops):
             self._made(me)
@@ -264,6 +266,20 @@ class World:
         self._point(me, ("lock", lock))
         if self.points == "every":
             self.pause(me)
+
+    def acquire_within(self, me: Actor, lock: Lock, timeout: float) -> bool:
+        """The same, unless `timeout` seconds of virtual time pass first."""
+        if lock not in self._locks:
+            self._locks.append(lock)
+        me.deadline = self.now + timeout
+        me.timed_out = False
+        self._point(me, ("try", lock))
+        me.deadline = None
+        taken, me.timed_out = not me.timed_out, False
+        me.known.append(("taken", taken))
+        if self.points == "every":
+            self.pause(me)
+        return taken
 
     def pause(self, me: Actor) -> None:
         """A point at which the thread can always go on."""
@@ -285,8 +301,9 @@ class World:
         return woken
 
     def _back(self, actor: Actor) -> None:
-        """A parked thread wants its lock again."""
-        actor.pending = ("lock", actor.pending[1].lock)
+        """A parked thread wants its lock again; one whose time for a lock has run out goes on without it."""
+        kind, target = actor.pending
+        actor.pending = ("go", None) if kind == "try" else ("lock", target.lock)
 
     def notify(self, condition: Condition, count: int) -> None:
         waiters = condition.waiters
@@ -312,10 +329,13 @@ class World:
     def _choices(self, last: Actor | None) -> list[Choice]:
         going: list[Choice] = []
         sleeping: list[Actor] = []
+        timed: list[Actor] = []
         for actor in self.actors:
             kind, target = actor.pending
-            if kind == "lock":
+            if kind in ("lock", "try"):
                 free = target.owner is None
+                if kind == "try" and not free:
+                    timed.append(actor)
             elif kind == "after":
                 free = all(other.pending[0] == "done" for other in self.actors if other.name in target)
             elif kind == "parked":
@@ -328,9 +348,10 @@ class World:
                     going.insert(0, Choice("go", actor))
                 else:
                     going.append(Choice("go", actor))
-        first = min((actor.deadline for actor in sleeping if actor.deadline is not None), default=None)
+        timed += sleeping
+        first = min((actor.deadline for actor in timed if actor.deadline is not None), default=None)
         if first is not None and self.timeouts_left != 0:
-            going += [Choice("time", actor) for actor in sleeping if actor.deadline == first]
+            going += [Choice("time", actor) for actor in timed if actor.deadline == first]
         if sleeping and self.spurious_left > 0:
             if not going:
                 going.append(Choice("end", None))
@@ -385,7 +406,10 @@ class World:
         unfinished = [actor for actor in self.actors if actor.pending[0] not in ("done", "idle")]
         if not unfinished:
             return
-        stuck = [actor for actor in unfinished if actor.pending[0] == "lock"]
+        # who waits for a lock that it took itself waits for a signal
+        stuck = [
+            actor for actor in unfinished if actor.pending[0] == "lock" and actor.pending[1].owner not in (actor, self)
+        ]
         if stuck:
             what = "; ".join(f"{actor.name} {actor.doing()} (held by {actor.pending[1].owner.name})" for actor in stuck)
             self._note(Failure("deadlock", what, (), ()))
