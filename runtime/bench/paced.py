@@ -46,14 +46,21 @@ def running(
 
 def paced(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.025, steps: int = 60) -> float:
     """Seconds from the push of a step to its last delta, median: in the step sink's hands, or for one request in the hands of the
-    thread that iterates its handle."""
+    thread that iterates its handle. A thread that was late finds several steps in one chunk, which then counts for the last of them."""
     pushed: list[float] = []
-    taken: list[float] = []
+    taken: dict[int, float] = {}  # by the number of steps that had come by then
     one = load.requests == 1
     load = load._replace(ids=load.ids[:, :steps])
-    callback = None if one else lambda _: taken.append(time.perf_counter())
-    with running(tokenizer, load, step=callback) as (manager, handles, batches):
-        reader = threading.Thread(target=lambda: taken.extend(time.perf_counter() for _ in handles[0]) if one else None)
+
+    def read(handle: Any) -> None:
+        for chunk in handle:
+            taken[chunk.completion_tokens] = time.perf_counter()
+
+    def step(_: StepBatch) -> None:
+        taken[len(taken) + 1] = time.perf_counter()
+
+    with running(tokenizer, load, step=None if one else step) as (manager, handles, batches):
+        reader = threading.Thread(target=read, args=(handles[0] if one else (),))
         reader.start()
         pause = threading.Event()
         for batch in batches:
@@ -62,7 +69,7 @@ def paced(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.025, step
             manager.scheduler.push_batch(*batch)
         reader.join()
         manager.shutdown(drain_timeout=5.0)  # the last step's callback has returned
-    return float(np.median(np.array(taken[: len(pushed)]) - np.array(pushed[: len(taken)])))
+    return float(np.median([at - pushed[step - 1] for step, at in taken.items()]))
 
 
 def readers(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
