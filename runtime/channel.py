@@ -2,7 +2,7 @@
 
 Owns: the locking of everything between two stages. Rules it keeps:
 
-* Locking protocol. A `Bell` belongs to one waiting thread; its lock guards one flag. A channel has one lock that guards its
+* Locking protocol. A `Bell` belongs to one waiting thread; its lock guards one flag and the waiter. A channel has one lock that guards its
   items and its closed flag. A bell is always rung *after* the channel's lock is released, so no two of these locks are ever
   held together and no order between them can be got wrong.
 * No wake-up is lost. A driver loop is: take from every source; if nothing came, `bell.wait()`. `wait` consumes the flag, and
@@ -48,35 +48,58 @@ class PushResult(enum.Enum):
         return self is PushResult.OK
 
 
+def signal(primitives: Primitives = DEFAULT_PRIMITIVES) -> Any:
+    """A lock that is taken already, for one wait: `acquire` waits until another thread gives it back.
+
+    A condition does the same with several times the code on both sides of the wake-up, and a sleeping thread that is woken by another
+    notices that: after a sleep no code is in any cache. The rule of every user: the waiter leaves its signal where the others look, under
+    their lock; whoever takes it from there, under the lock, gives it back after the lock; and it is never used again, so one that comes
+    too late for a waiter whose time had run out does no harm.
+    """
+    lock = primitives.Lock()
+    lock.acquire()
+    return lock
+
+
 class Bell:
     """One thread's doorbell: rung by any source it waits for, heard by `wait`."""
 
-    __slots__ = ("_cond", "_rung", "_waiting")
+    __slots__ = ("_lock", "_primitives", "_rung", "_waiter")
 
     def __init__(self, primitives: Primitives = DEFAULT_PRIMITIVES) -> None:
-        self._cond = primitives.Condition(primitives.Lock())
+        self._primitives = primitives
+        self._lock = primitives.Lock()
         self._rung = False
-        self._waiting = False
+        self._waiter: Any = None  # the signal of the thread that waits
 
     def ring(self) -> None:
         """Wake the waiter, now or at its next `wait`. From any thread; never waits."""
-        with self._cond:
-            if not self._rung:
-                self._rung = True
-                if self._waiting:
-                    self._cond.notify()
+        with self._lock:
+            if self._rung:
+                return
+            self._rung = True
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until rung (True) or until `timeout` seconds have passed (False), and consume the ring."""
-        with self._cond:
-            if not self._rung:
-                self._waiting = True
-                try:
-                    self._cond.wait_for(lambda: self._rung, timeout)
-                finally:
-                    self._waiting = False
-            heard, self._rung = self._rung, False
-            return heard
+        with self._lock:
+            if self._rung:
+                self._rung = False
+                return True
+            if timeout is not None and timeout <= 0:
+                return False
+            waiter = self._waiter = signal(self._primitives)
+        try:
+            if timeout is None:
+                waiter.acquire()
+            else:
+                waiter.acquire(True, timeout)
+        finally:
+            with self._lock:
+                heard, self._rung, self._waiter = self._rung, False, None
+        return heard
 
 
 class Channel(Generic[T]):

@@ -4,10 +4,10 @@ Owns: the reader's side of a request. Rules it keeps:
 
 * Iterating gives deltas: text, ids and extras are disjoint, and their concatenation is the whole. Chunks that wait are merged for a
   slow reader; none is dropped. A cumulative view is a fold over them (`Completion` is one).
-* Leaving aborts. The generator behind `for`/`async for` aborts in its `finally` unless it saw the terminal item; so does `close`,
-  the end of `with handle:`, a cancelled task, and the collector.
+* Leaving aborts. The iterator behind `for`/`async for` aborts when it ends or is dropped before it saw the terminal item; so does
+  `close`, the end of `with handle:`, a cancelled task, and the collector.
 * Nothing that the collector can run takes a lock, because it can run inside any critical section, also one of its own thread. That
-  is `__del__`, and just as much the `finally` of a generator or coroutine that died in a reference cycle. They only store a flag
+  is `__del__`, and just as much the way out of a generator or coroutine that died in a reference cycle. They only store a flag
   (an attribute store is atomic) and put the rid into a `queue.SimpleQueue` (documented as reentrant); a driver thread does the rest.
 * A terminal item is read once and kept, so `result()` can be asked again.
 * In a forked child no thread serves a handle: reading raises, leaving does nothing.
@@ -31,6 +31,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from types import coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,8 +41,9 @@ from ..codec import FinishReason
 from ..codec.errors import ClientClosedError, InternalError
 from ..fsm import AbortSource
 from .render import TokenText, render
-from .sink import EgressItem, Sink, Taken, Terminal
+from .sink import EgressItem, Sink, Taken, Terminal, Waiting, as_array
 from .waits import seconds
+from .wakes import Turn
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 _Iterator = TypeVar("_Iterator")
@@ -58,7 +60,7 @@ class Usage(msgspec.Struct, frozen=True):
         return self.prompt_tokens + self.completion_tokens
 
 
-class Chunk(msgspec.Struct, frozen=True, eq=False):
+class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One delta of a stream.
 
     `text` and `token_ids` (int64) are this delta's own; `completion_tokens` counts all ids up to and including it.
@@ -66,13 +68,34 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
     (``out_lp_val`` …), concatenated over what was merged; `meta` the per-request scalars of the wire where it has them.
     """
 
+    # One of these is made for each token and reader. What most of them do not need (an array for one id, mappings that are empty) is
+    # made when it is asked for; and with nothing in it that could lead back to it, the collector need not look at it.
     text: str
-    token_ids: Ids
+    _ids: Any  # as in `Waiting`
     finish_reason: FinishReason | None
     prompt_tokens: int
     completion_tokens: int
-    extras: Mapping[str, np.ndarray[Any, Any]]
-    meta: Mapping[str, Any]
+    _extras: Mapping[str, np.ndarray[Any, Any]] | None = None
+    _meta: Mapping[str, Any] | None = None
+
+    @property
+    def token_ids(self) -> Ids:
+        """The ids of this delta, int64; the same array each time."""
+        ids = self._ids
+        if type(ids) is int:
+            ids = as_array(ids)
+            msgspec.structs.force_setattr(self, "_ids", ids)
+        return ids  # type: ignore[no-any-return]
+
+    @property
+    def extras(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Arrays by name; empty where the request asked for none."""
+        return self._extras if self._extras is not None else {}
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The wire's scalars by name; empty where it has none."""
+        return self._meta if self._meta is not None else {}
 
 
 class Completion(msgspec.Struct, frozen=True, eq=False):
@@ -102,6 +125,28 @@ class RequestHandle:
     request that ended with an error raises it (a `HeadraceError` with this request's client-facing rid).
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_abort",
+        "_count",
+        "_cumulative",
+        "_extras",
+        "_forgotten",
+        "_left",
+        "_lock",
+        "_meta",
+        "_parts",
+        "_pid",
+        "_prompt_tokens",
+        "_reader",
+        "_rid",
+        "_shown",
+        "_sink",
+        "_terminal",
+        "_token_text",
+        "_told",
+    )
+
     def __init__(
         self,
         rid: str,
@@ -126,12 +171,11 @@ class RequestHandle:
         self._left = False
         self._told = False
         self._terminal: Terminal | None = None
-        self._texts: list[str] = []
-        self._ids: list[Ids] = []
-        self._extras: list[Mapping[str, np.ndarray[Any, Any]]] = []
+        self._parts: list[Waiting] = []  # what has been read: text and ids
+        self._extras: list[Mapping[str, np.ndarray[Any, Any]]] | None = None
         self._count = 0
         self._prompt_tokens = 0
-        self._meta: Mapping[str, Any] = {}
+        self._meta: Mapping[str, Any] | None = None
 
     @property
     def rid(self) -> str:
@@ -167,29 +211,16 @@ class RequestHandle:
         sink = self._readable()
         try:
             while self._terminal is None:
-                taken = sink.wait()
-                assert taken is not None
-                chunk = self._absorb(taken)
-                if chunk is not None:
+                found = sink.next()
+                if found is not None and (chunk := self._absorb(found)) is not None:
                     yield chunk
             self._raise_error()
         finally:
             self._end_reading()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
-        return self._begin(acumulative(self._achunks()) if self._cumulative else self._achunks())
-
-    async def _achunks(self) -> AsyncIterator[Chunk]:
-        sink = self._readable()
-        try:
-            while self._terminal is None:
-                await arrival(sink)
-                chunk = self._absorb(sink.take())
-                if chunk is not None:
-                    yield chunk
-            self._raise_error()
-        finally:
-            self._end_reading()
+        chunks = AsyncChunks(self, self._readable())
+        return self._begin(acumulative(chunks) if self._cumulative else chunks)
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the end and return the whole request as one completion, with what was read before.
@@ -202,12 +233,12 @@ class RequestHandle:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while self._terminal is None:
-                taken = sink.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                if taken is None:
+                found = sink.next(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                if found is None:
                     raise TimeoutError(
                         f"request {self._shown!a} has not finished within {timeout} s; it goes on running"
                     )
-                self._absorb(taken)
+                self._absorb(found)
         finally:
             self._reader = None
         self._raise_error()
@@ -325,27 +356,40 @@ class RequestHandle:
     def _closed(self) -> EgressItem.Error:
         return EgressItem.Error(ClientClosedError("the handle was closed", rid=self._shown))
 
-    def _absorb(self, taken: Taken) -> Chunk | None:
-        """Fold what was taken into the running totals; the chunk of it, or None where there is nothing to show."""
+    def _absorb(self, found: Taken | Waiting) -> Chunk | None:
+        """Fold what was found into the running totals; the chunk of it, or None where there is nothing to show."""
+        if type(found) is tuple:  # a plain chunk, as it is at nearly every token
+            if self._left:
+                self._terminal = self._closed()
+                return None
+            text, ids = found
+            self._count = count = self._count + (1 if type(ids) is int else len(ids))
+            self._parts.append(found)
+            return Chunk(text, ids, None, self._prompt_tokens, count, None, self._meta)
+        return self._absorb_all(found)  # type: ignore[arg-type]
+
+    def _absorb_all(self, taken: Taken) -> Chunk | None:
         if self._left and taken.terminal is None:  # closed by another thread: what is still there belongs to nobody
             self._terminal = self._closed()
             return None
-        self._count += len(taken.token_ids)
+        self._count += 1 if type(taken.ids) is int else len(taken.ids)
         self._prompt_tokens = taken.prompt_tokens or self._prompt_tokens
         if taken.meta is not None:
             self._meta = taken.meta
         self._terminal = taken.terminal
         if self._terminal is None and not taken.chunks:
             return None
-        self._texts.append(taken.text)
-        self._ids.append(taken.token_ids)
-        self._extras.extend(taken.extras)
+        if taken.chunks:
+            self._parts.append((taken.text, taken.ids))
+        if taken.extras:
+            if self._extras is None:
+                self._extras = []
+            self._extras += taken.extras
         if isinstance(self._terminal, EgressItem.Error) and not taken.chunks:
             return None
         finish = self._terminal.finish_reason if isinstance(self._terminal, EgressItem.Done) else None
-        return Chunk(
-            taken.text, taken.token_ids, finish, self._prompt_tokens, self._count, join_extras(taken.extras), self._meta
-        )
+        extras = join_extras(taken.extras) if taken.extras else None
+        return Chunk(taken.text, taken.ids, finish, self._prompt_tokens, self._count, extras, self._meta)
 
     def _raise_error(self) -> None:
         if isinstance(self._terminal, EgressItem.Error):
@@ -355,12 +399,12 @@ class RequestHandle:
         assert isinstance(self._terminal, EgressItem.Done)
         return Completion(
             rid=self._shown,
-            text="".join(self._texts),
-            token_ids=np.concatenate(self._ids) if self._ids else np.empty(0, dtype=np.int64),
+            text="".join([text for text, _ in self._parts]),
+            token_ids=join_ids([ids for _, ids in self._parts]),
             finish_reason=self._terminal.finish_reason,
             usage=Usage(self._prompt_tokens, self._count),
-            extras=join_extras(self._extras),
-            meta=self._meta,
+            extras=join_extras(self._extras or ()),
+            meta=self._meta or {},
         )
 
 
@@ -378,7 +422,7 @@ class _Fold:
         self.extras.append(chunk.extras)
         text, ids, extras = "".join(self.texts), np.concatenate(self.ids), join_extras(self.extras)
         self.texts, self.ids, self.extras = [text], [ids], [extras]
-        return msgspec.structs.replace(chunk, text=text, token_ids=ids, extras=extras)
+        return msgspec.structs.replace(chunk, text=text, _ids=ids, _extras=extras)
 
 
 def cumulative(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -402,20 +446,103 @@ async def acumulative(chunks: AsyncIterable[Chunk]) -> AsyncIterator[Chunk]:
         async for chunk in chunks:
             yield fold.add(chunk)
     finally:
-        if isinstance(chunks, AsyncGenerator):
+        if isinstance(chunks, (AsyncGenerator, AsyncChunks)):
             await chunks.aclose()
+
+
+class AsyncChunks:
+    """The iterator of one reader in asyncio. Not a generator: those cost more than all the rest of a delivery.
+
+    It ends at the terminal, at `aclose`, and whenever a wait in it ends by an exception (a cancelled task, a collected coroutine);
+    dropping one that was begun is leaving. Then it gives no more.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_over", "_sink", "_turn")
+
+    def __init__(self, handle: RequestHandle, sink: Sink) -> None:
+        self._handle = handle
+        self._sink = sink
+        self._turn: Turn | None = None  # made when it is begun
+        self._over = False
+
+    def __aiter__(self) -> AsyncChunks:
+        return self
+
+    @coroutine
+    def __anext__(self) -> Generator[Any, None, Chunk]:
+        """The next delta. Raises the request's error, once, and StopAsyncIteration at the end."""
+        if self._over:
+            raise StopAsyncIteration
+        handle, sink, turn = self._handle, self._sink, self._turn
+        if turn is None:
+            turn = self._turn = sink.turn(asyncio.get_running_loop(), take=True)
+        elif turn.callback is not None:
+            raise InternalError("this request is already being read; a handle has one reader at a time", rid=handle.rid)
+        try:
+            while handle._terminal is None:
+                found = turn.found
+                if found is not None:
+                    turn.found = None
+                elif turn.armed:
+                    turn._asyncio_future_blocking = (
+                        True  # as `yield from turn` would do, without a generator of its own
+                    )
+                    yield turn
+                    continue
+                else:
+                    found = sink.get(turn)
+                if type(found) is tuple and type(found[1]) is int and not handle._left:
+                    # what `_absorb` does with it, without the call: here is nearly every token of every reader
+                    handle._count = count = handle._count + 1
+                    handle._parts.append(found)
+                    return Chunk(found[0], found[1], None, handle._prompt_tokens, count, None, handle._meta)
+                if found is not None and (chunk := handle._absorb(found)) is not None:
+                    return chunk
+            handle._raise_error()
+        except asyncio.CancelledError:
+            # Not in the other cases: a coroutine that the collector closes (its loop is gone) must not take the sink's lock.
+            sink.unpark(turn)
+            self._end()
+            raise
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Leave: the request is aborted unless its end was seen. Idempotent."""
+        if self._turn is not None and not self._over:
+            self._end()
+        self._over = True
+
+    def _end(self) -> None:
+        self._over = True
+        self._handle._end_reading()
+
+    def __del__(self) -> None:
+        # No lock, no event, nothing that could wait: see the module's head.
+        if self._turn is not None and not self._over:
+            self._end()
 
 
 async def arrival(sink: Sink) -> None:
     """Return when `sink` has something. A cancelled wait did not happen: the sink forgets the waiter."""
-    future = sink.park_async(asyncio.get_running_loop())
-    if future is not None:
+    turn = sink.turn(asyncio.get_running_loop())
+    while sink.park(turn):
         try:
-            await future
+            await turn
         except asyncio.CancelledError:
             # Not `finally`: a coroutine that the collector closes (its loop is gone) must not take the sink's lock.
-            sink.unpark_async(future)
+            sink.unpark(turn)
             raise
+
+
+def join_ids(parts: Sequence[Any]) -> Ids:
+    """Ids of several chunks, each as in `Waiting`, as one int64 array."""
+    if all(type(ids) is int for ids in parts):
+        return np.fromiter(parts, np.int64, len(parts))
+    return np.concatenate([as_array(ids) for ids in parts])
 
 
 def join_extras(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:

@@ -17,12 +17,12 @@ from ..codec import GenerateRequest, Rid, WireSchema, admit, encode_control, loa
 from ..codec.errors import QueueFullError, SchedulerGoneError, ShuttingDownError
 from ..fsm import LIFECYCLE, AbortSource, LifecycleEvent, LifecycleState, Trace
 from ..specs import path
-from .channel import PushResult
+from .channel import PushResult, signal
 from .closing import Closing, Until, Wait
 from .config import RuntimeConfig
 from .pipeline import Pipeline, StepEvent
 from .sim_oracle import Broken, Client, Oracle
-from .sim_parts import Driver, SimOptions, SimPrimitives
+from .sim_parts import Driver, SimLock, SimOptions, SimPrimitives
 from .sim_scheduler import SimScheduler
 from .sink import Sink
 from .stages.life import Group, Kind, Life
@@ -148,7 +148,7 @@ class World:
         self._wait: Wait | None = None
         self._deadline = 0
         self._state: int = LIFECYCLE.initial
-        self._parked: dict[int, tuple[Any, int]] = {}
+        self._parked: dict[int, SimLock] = {}
         self.stopped = False
         self._life(LifecycleEvent.START)
         self._life(LifecycleEvent.STARTED)
@@ -325,19 +325,14 @@ class World:
         assert sink is not None
         parked = self._parked.get(client.index)
         if parked is not None:
-            condition, seen = parked
-            if condition.notified == seen:
+            if parked.held:
                 return False
             del self._parked[client.index]
-            with sink._hub.lock:
-                sink._unpark(condition)
-        if sink._ready():
+        waiter = signal(SimPrimitives)
+        if sink.park(waiter):
+            self._parked[client.index] = waiter
+        else:
             self.oracle.got(client, sink.take())
-            return True
-        condition = SimPrimitives.Condition(sink._hub.lock)
-        with sink._hub.lock:
-            sink._park(condition)
-        self._parked[client.index] = (condition, condition.notified)
         return True
 
     def _abort(self, client: Client, source: AbortSource) -> None:

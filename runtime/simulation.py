@@ -245,8 +245,8 @@ class Simulation(World):
         parked = self.scheduler.parked
         if parked is not None and not parked.woken:
             raise Broken(10, "the scheduler is parked for ever")
-        for index, (condition, seen) in self._parked.items():
-            if condition.notified == seen:
+        for index, waiter in self._parked.items():
+            if waiter.held:
                 raise Broken(10, f"the reader of client {index} is parked for ever")
         self.scheduler.read_ring(pipeline.ring_in_consumer.drain(1 << 20))
         if not oracle.died:

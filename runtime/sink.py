@@ -3,8 +3,8 @@
 Owns: everything between a detokenizer shard (writer) and a client (reader). Rules it keeps:
 
 * Locking protocol. All sinks of one shard share their `Hub`'s lock: a step writes to hundreds of sinks, and one acquisition for
-  all of them is what makes a delta cheap. Readers hold it only while they swap out what is there. Wake-ups into event loops
-  happen after the lock is released.
+  all of them is what makes a delta cheap. Readers hold it only while they swap out what is there. Whoever takes a
+  parked reader off the books wakes it after the lock is released (see wakes.py), exactly once.
 * The states of a sink move only through the table `SINK` (fsm/sink.py): exactly one terminal item, and it is the last. The one
   place that does not call the table per item is `put_columns`: PUT is a self-loop on OPEN and absorbed in CLOSED (a test pins
   both cells), and a shard drops a request's row at its terminal, so no other state can be met there.
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ import numpy as np
 from ..codec.errors import HeadraceError, InternalError
 from ..codec.finish import FinishReason
 from ..fsm import SINK, SinkEvent, SinkState
-from .channel import DEFAULT_PRIMITIVES, Primitives
+from .channel import DEFAULT_PRIMITIVES, Primitives, signal
+from .wakes import Book, Turn, wake
 
 if TYPE_CHECKING:
     import asyncio
@@ -90,15 +92,20 @@ Terminal = EgressItem.Done | EgressItem.Control | EgressItem.Data | EgressItem.E
 
 
 class Taken(msgspec.Struct, eq=False):
-    """What a reader found: all deltas merged, and the terminal item where it has come."""
+    """What a reader found: all deltas merged, and the terminal item where it has come. `ids` as in `Waiting`."""
 
     text: str
-    token_ids: np.ndarray[Any, Any]
+    ids: Any
     extras: list[Extras]
     chunks: int
     prompt_tokens: int
     meta: Mapping[str, Any] | None
     terminal: Terminal | None
+
+    @property
+    def token_ids(self) -> np.ndarray[Any, Any]:
+        """The merged ids, int64."""
+        return as_array(self.ids)
 
     @property
     def empty(self) -> bool:
@@ -157,7 +164,9 @@ class Hub:
     ) -> None:
         self.primitives = primitives
         self.lock = primitives.Lock()
-        self.parked: dict[Sink, None] = {}
+        # who waits: threads by their signals, and the tasks of each event loop by their turns, so that a loop is woken once for all
+        self.parked: dict[Sink, Any] = {}
+        self.tasks: dict[asyncio.AbstractEventLoop, Book] = {}
         self.record = record
         self.name = name
         self.closes = 0  # how many sinks were closed by their readers
@@ -214,8 +223,9 @@ class Hub:
                 told = columns if not refused else columns.only(_others(len(lists), refused))
                 for _ in range(steps):
                     self._record_puts(told)
-            loops = self._wake() if self.parked else ()
-        _wake_loops(loops)
+            woken = self._wake(columns.sinks) if self.parked or self.tasks else ()
+        if woken:
+            wake(woken)
         return refused
 
     def _record_puts(self, columns: Columns) -> None:
@@ -244,8 +254,9 @@ class Hub:
                     refused.append((index, why))
                     if why is _FULL:
                         lost.add(sink)
-            loops = self._wake() if self.parked else ()
-        _wake_loops(loops)
+            woken = self._wake([sink for sink, _ in items]) if self.parked or self.tasks else ()
+        if woken:
+            wake(woken)
         return refused
 
     def fail_open(self, sink: Sink, error: HeadraceError) -> None:
@@ -255,37 +266,66 @@ class Hub:
                 sink._offer(EgressItem.Error(error))
             sink._cut_off = True
             self.cut_off = True
-            loops = self._wake() if self.parked else ()
-        _wake_loops(loops)
+            woken = self._wake((sink,))
+        if woken:
+            wake(woken)
 
-    def _wake(self) -> Sequence[tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]]:
-        """Under the lock: wake the parked readers that have something; event loops are returned, to be woken once each."""
-        loops: dict[int, tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]] = {}
-        for sink in [sink for sink in self.parked if sink._ready()]:
-            del self.parked[sink]
-            waiter, sink._waiter = sink._waiter, None
-            if isinstance(waiter, tuple):
-                loop, future = waiter
-                loops.setdefault(id(loop), (loop, []))[1].append(future)
-            elif waiter is not None:
-                waiter.notify_all()
-        return list(loops.values())
+    def _wake(self, touched: Sequence[Sink]) -> list[Any]:
+        """Under the lock: who is to be woken, after the lock and with `wake`, because these sinks were put to. The sequence must not change."""
+        woken: list[Any] = []
+        parked = self.parked
+        if parked:
+            if len(touched) <= 8 * len(parked):
+                woken += filter(None, map(parked.pop, touched, repeat(None)))
+            else:
+                woken += [parked.pop(sink) for sink in [sink for sink in parked if sink._ready()]]
+        for book in self.tasks.values():
+            if book.leave_word(touched):
+                woken.append((self, book))
+        return woken
 
+    def called(self, book: Book) -> deque[Turn]:
+        """On the loop of `book`: whose output has come."""
+        with self.lock:
+            return book.called()
 
-def _wake_loops(loops: Iterable[tuple[asyncio.AbstractEventLoop, list[asyncio.Future[None]]]]) -> None:
-    """One wake for each event loop and step, whatever the number of its readers."""
-    for loop, futures in loops:
+    def take_for(self, turns: deque[Turn], ready: deque[Turn], most: int) -> None:
+        """On the loop of `turns`: move up to `most` of those that a task waits at to `ready`, with what came for them.
+
+        Only a single plain chunk is taken here, and its turn armed again; for anything else the reader looks for itself.
+        """
+        self.lock.acquire()
         try:
-            loop.call_soon_threadsafe(_resolve, futures)
-        except RuntimeError:
-            # The loop is closed: its readers are gone for good, and their handles' finalisers abort the requests.
-            continue
+            for _ in range(min(most, len(turns))):
+                turn = turns.popleft()
+                if turn.callback is None:  # cancelled, or busy: it looks when it comes
+                    turn.armed = False
+                    continue
+                ready.append(turn)
+                sink = turn.sink
+                if sink is not None and turn.found is None:
+                    items = sink._items
+                    if len(items) == 1 and not sink._news and not sink._extras:
+                        turn.found = items.pop()
+                        turn.book[sink] = turn
+                        continue
+                turn.armed = False
+        finally:
+            self.lock.release()
 
+    def book(self, loop: asyncio.AbstractEventLoop) -> Book:
+        """Where the tasks of `loop` stand while they wait."""
+        with self.lock:
+            book = self.tasks.get(loop)
+            if book is None:
+                book = self.tasks[loop] = Book(loop)
+            return book
 
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+    def close_book(self, book: Book) -> None:
+        """Its loop is closed: nobody waits there, and nobody will."""
+        with self.lock:
+            if self.tasks.get(book.loop) is book:
+                del self.tasks[book.loop]
 
 
 class Sink:
@@ -299,11 +339,11 @@ class Sink:
         "_hub",
         "_items",
         "_meta",
+        "_news",
         "_prompt_tokens",
         "_rid",
         "_state",
         "_terminal",
-        "_waiter",
         "_wide",
     )
 
@@ -318,7 +358,9 @@ class Sink:
         self._meta: Mapping[str, Any] | None = None
         self._terminal: Terminal | None = None
         self._cut_off = False  # ended past its shard (see Hub.fail_open); what the shard still gives is refused
-        self._waiter: Any = None
+        self._news = (
+            False  # there is more to know than waiting chunks and extras: a terminal, a close, prompt_tokens, meta
+        )
         self._wide = False  # some waiting chunk holds an array of ids
 
     # -- writer's side, under the hub's lock ---------------------------------------------------------------------------
@@ -344,6 +386,7 @@ class Sink:
                 self._store(frame)
             self._step(_PUT_FINAL)
         self._terminal = item
+        self._news = True
         return None
 
     def _step(self, event: SinkEvent) -> None:
@@ -361,9 +404,9 @@ class Sink:
         self._items.append((frame.text, ids))
         self._extras.extend(frame.extras)
         if frame.prompt_tokens:
-            self._prompt_tokens = frame.prompt_tokens
+            self._prompt_tokens, self._news = frame.prompt_tokens, True
         if frame.meta is not None:
-            self._meta = frame.meta
+            self._meta, self._news = frame.meta, True
 
     def waiting(self) -> list[Waiting]:
         """The list of waiting chunks, for `Hub.put_columns`; the same object for the sink's whole life."""
@@ -380,49 +423,100 @@ class Sink:
             taken, items, wide = self._take()
         return _merged(taken, items, wide)
 
-    def wait(self, timeout: float | None = None) -> Taken | None:
-        """What is there as soon as there is something; None when `timeout` seconds pass first."""
+    def turn(self, loop: asyncio.AbstractEventLoop, *, take: bool = False) -> Turn:
+        """A place to wait for a task of `loop`; `take`: for an iterator, which has left when its wait is cancelled."""
+        return Turn(self._hub.book(loop), self if take else None)
+
+    def get(self, waiter: Any) -> Taken | Waiting | None:
+        """What is there; when there is nothing, None, and `waiter` (a `Turn`, a signal, or None: nobody) is parked.
+
+        A single plain chunk is given as it is, which is what a reader finds who keeps up; anything else as `Taken`. A turn is armed after
+        a plain chunk too: its reader may wait with it when it comes back for more, and need not look here before.
+        """
         hub = self._hub
-        with hub.lock:
+        hub.lock.acquire()  # not `with`, which costs as much as all the rest
+        try:
+            items = self._items
+            if len(items) == 1 and not self._news and not self._extras:
+                if type(waiter) is Turn:
+                    self._arm(waiter)
+                return items.pop()
             if not self._ready():
-                condition = hub.primitives.Condition(hub.lock)
-                self._park(condition)
-                try:
-                    condition.wait_for(self._ready, timeout)
-                finally:
-                    self._unpark(condition)
-                if not self._ready():
-                    return None
+                if type(waiter) is Turn:
+                    self._arm(waiter)
+                elif waiter is not None:
+                    self._park(waiter)
+                return None
             taken, items, wide = self._take()
+        finally:
+            hub.lock.release()
         return _merged(taken, items, wide)
 
-    def park_async(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
-        """A future of `loop` that is resolved when there is something, or None when there is something now."""
+    def next(self, timeout: float | None = None) -> Taken | Waiting | None:
+        """For a thread: what `get` gives, as soon as there is something; None when `timeout` seconds pass first."""
+        found = self.get(None)
+        if found is None:
+            waiter = signal(self._hub.primitives)
+            found = self.get(waiter)
+            if found is None and self._sleep(waiter, timeout):
+                found = self.get(None)
+        return found
+
+    def wait(self, timeout: float | None = None) -> Taken | None:
+        """What `take` gives, as soon as there is something; None when `timeout` seconds pass first."""
+        waiter = signal(self._hub.primitives)
+        if self.park(waiter) and not self._sleep(waiter, timeout):
+            return None
+        return self.take()
+
+    def _sleep(self, waiter: Any, timeout: float | None) -> bool:
+        """The reader is parked with `waiter`: True when it was woken, False when its time ran out first."""
+        try:
+            if waiter.acquire() if timeout is None else waiter.acquire(True, max(0.0, timeout)):
+                return True
+        except BaseException:
+            self.unpark(waiter)
+            raise
+        return not self.unpark(waiter)
+
+    def park(self, waiter: Any) -> bool:
+        """Park `waiter` if there is nothing; False when there is something now."""
         with self._hub.lock:
             if self._ready():
-                return None
-            future: asyncio.Future[None] = loop.create_future()
-            self._park((loop, future))
-            return future
+                return False
+            if type(waiter) is Turn:
+                self._arm(waiter)
+            else:
+                self._park(waiter)
+            return True
 
-    def unpark_async(self, future: asyncio.Future[None]) -> None:
-        """The task that waited for `future` was cancelled: a cancelled wait did not happen."""
+    def unpark(self, waiter: Any) -> bool:
+        """`waiter` does not wait any more. False when it has been taken off the books already, and is woken or about to be."""
         with self._hub.lock:
-            if isinstance(self._waiter, tuple) and self._waiter[1] is future:
-                self._unpark(self._waiter)
+            book = waiter.book if type(waiter) is Turn else self._hub.parked
+            if book.get(self) is not waiter:
+                return False
+            del book[self]
+            return True
+
+    def _arm(self, turn: Turn) -> None:
+        if turn.book.get(self) is not turn:
+            self._alone()
+            turn.book[self] = turn
+        turn.armed = True
 
     def _park(self, waiter: Any) -> None:
-        waiting = self._waiter
-        # a waiter of an event loop that is closed is nobody: its coroutine was collected, which takes no lock
-        if waiting is not None and not (isinstance(waiting, tuple) and waiting[0].is_closed()):
-            raise InternalError("a request's output is already being waited for by another reader")
-        self._waiter = waiter
-        self._hub.parked[self] = None
+        self._alone()
+        self._hub.parked[self] = waiter
 
-    def _unpark(self, waiter: Any) -> None:
-        if self._waiter is waiter:
-            self._waiter = None
-            self._hub.parked.pop(self, None)
+    def _alone(self) -> None:
+        """Nobody else waits. Whoever waits in an event loop that is closed is nobody: its coroutine was collected, which takes no lock."""
+        hub = self._hub
+        if hub.tasks:
+            for book in [book for book in hub.tasks.values() if book.loop.is_closed()]:
+                del hub.tasks[book.loop]
+        if self in hub.parked or any(self in book.turns for book in hub.tasks.values()):
+            raise InternalError("a request's output is already being waited for by another reader")
 
     def _take(self) -> tuple[Taken, list[Waiting], bool]:
         """Under the lock: what is there. Merging it is the reader's work and needs no lock."""
@@ -432,20 +526,24 @@ class Sink:
         if extras:
             self._extras = []
         wide, self._wide = self._wide, False
+        self._news = self._terminal is not None
         return Taken("", _NO_IDS, extras, len(items), self._prompt_tokens, self._meta, self._terminal), items, wide
 
     def close(self) -> bool:
         """The reader leaves: later output is absorbed and what is held is let go. True if that ended an open stream."""
-        with self._hub.lock:
+        hub = self._hub
+        with hub.lock:
             was_open = self._state == SinkState.OPEN
             self._step(SinkEvent.CLOSE)
-            self._hub.closes += 1
+            hub.closes += 1
             if was_open:
                 self._items.clear()
                 self._extras = []
+            self._news = True
             # a parked reader (another thread) learns that the stream is closed
-            loops = self._hub._wake() if was_open and self in self._hub.parked else ()
-        _wake_loops(loops)
+            woken = hub._wake((self,)) if was_open else ()
+        if woken:
+            wake(woken)
         return was_open
 
     @property
@@ -473,15 +571,19 @@ def _others(count: int, refused: list[int]) -> list[int]:
 def _merged(taken: Taken, items: list[Waiting], wide: bool) -> Taken:
     """`taken` with the text and ids of `items`, in order; `wide`: some hold an array of ids."""
     if len(items) == 1:
-        taken.text, ids = items[0]
-        taken.token_ids = np.array([ids], dtype=np.int64) if type(ids) is int else ids
+        taken.text, taken.ids = items[0]
     elif items:
         taken.text = "".join(map(itemgetter(0), items))
         if wide:
-            taken.token_ids = np.concatenate([np.atleast_1d(ids) for _, ids in items])
+            taken.ids = np.concatenate([as_array(ids) for _, ids in items])
         else:
-            taken.token_ids = np.fromiter(map(itemgetter(1), items), np.int64, len(items))
+            taken.ids = np.fromiter(map(itemgetter(1), items), np.int64, len(items))
     return taken
+
+
+def as_array(ids: Any) -> np.ndarray[Any, Any]:
+    """Ids of a waiting chunk, which are an int where it is a single id, as an int64 array."""
+    return np.array([ids], dtype=np.int64) if type(ids) is int else ids
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)

@@ -6,8 +6,9 @@ from typing import Any
 
 from headrace.fsm import RingEvent
 from headrace.runtime import PushResult
-from headrace.runtime.channel import Bell, Channel
+from headrace.runtime.channel import Bell, Channel, signal
 from headrace.runtime.ring import _Core
+from headrace.runtime.sink import Sink
 
 
 class LostWakeUp(_Core[Any]):
@@ -175,10 +176,11 @@ class ForgetfulBell(Bell):
     __slots__ = ()
 
     def ring(self) -> None:
-        with self._cond:
-            if self._waiting:
-                self._rung = True
-                self._cond.notify()
+        with self._lock:
+            waiter, self._waiter = self._waiter, None
+            self._rung = waiter is not None
+        if waiter is not None:
+            waiter.release()
 
 
 class RungTooEarly(Channel[Any]):
@@ -207,3 +209,36 @@ class RoomUntold(Channel[Any]):
         with self._lock:
             self._room_wanted = False
         return free
+
+
+class BlindReader(Sink):
+    """A reader that has found nothing parks without looking again."""
+
+    def next(self, timeout: float | None = None) -> Any:
+        found = self.get(None)
+        if found is None:
+            waiter = signal(self._hub.primitives)
+            with self._hub.lock:
+                self._park(waiter)
+            self._sleep(waiter, timeout)
+            found = self.get(None)
+        return found
+
+
+class StillOnTheBooks(Sink):
+    """A reader whose time has run out does not say so, and its next wait finds the books taken."""
+
+    def unpark(self, waiter: Any) -> bool:
+        return True
+
+
+class DeafToTheClose(Sink):
+    """A reader that leaves does not tell the thread that waits."""
+
+    def close(self) -> bool:
+        with self._hub.lock:
+            kept, self._hub.parked = self._hub.parked, {}
+        was_open = super().close()
+        with self._hub.lock:
+            self._hub.parked = kept
+        return was_open

@@ -21,7 +21,7 @@ from headrace.runtime.ring import (
     egress_ring,
     ingress_ring,
 )
-from headrace.runtime.sink import Columns, EgressItem, Hub, Sink
+from headrace.runtime.sink import Columns, EgressItem, Hub, Sink, as_array
 
 CORE_CONSTANTS = ("_bounded", "_capacity", "_max_bytes", "consumer_bell", "producer_bell", "record", "name")
 
@@ -203,7 +203,7 @@ def ingress(capacity: int = 1, core: Any = None) -> Any:
 
 
 def guard_bell(world: World, bell: Bell) -> Bell:
-    return world.guard(bell, bell._cond)
+    return world.guard(bell, bell._lock, constants=("_primitives",))
 
 
 def guard_channel(world: World, channel: Channel[Any]) -> Channel[Any]:
@@ -442,9 +442,9 @@ def channel_scenarios(bell: type[Bell] = Bell, channel: type[Channel[Any]] = Cha
 class Stream:
     """One sink and its hub."""
 
-    def __init__(self, world: World, capacity: int) -> None:
+    def __init__(self, world: World, capacity: int, sink: type[Sink] = Sink) -> None:
         self.hub = Hub(world.primitives)
-        self.sink = Sink(self.hub, capacity)
+        self.sink = sink(self.hub, capacity)
         constants = [name for name in ("primitives", "record", "name") if hasattr(self.hub, name)]
         world.guard(self.hub, self.hub.lock, constants=constants)
         # the list of waiting chunks stays the same object for the sink's life, and the shard holds on to it
@@ -456,8 +456,8 @@ class Stream:
         self.world = world
 
 
-def stream(capacity: int = 8) -> Any:
-    return lambda world: Stream(world, capacity)
+def stream(capacity: int = 8, sink: type[Sink] = Sink) -> Any:
+    return lambda world: Stream(world, capacity, sink)
 
 
 def frame(text: str) -> EgressItem.Frame:
@@ -485,18 +485,27 @@ def leave(subject: Stream) -> bool:
     return subject.sink.close()
 
 
+def ids_of(ids: Any) -> str:
+    return bytes(as_array(ids).astype(np.uint8)).decode()
+
+
 def read(subject: Stream, timeout: float | None = None) -> tuple[Any, ...]:
     """Read until the end: the text in pieces, and how it ended."""
     pieces: list[str] = []
     while True:
         subject.world.loop(*pieces)
-        taken = subject.sink.wait(timeout)
-        if taken is None:
+        found = subject.sink.next(timeout)
+        if found is None:
+            assert timeout is not None, "a wait without a bound came back with nothing"
             continue
-        assert bytes(taken.token_ids.astype(np.uint8)).decode() == taken.text, "text and ids went apart"
-        pieces.append(taken.text)
-        if taken.terminal is not None:
-            return (*pieces, type(taken.terminal).__name__)
+        if isinstance(found, tuple):
+            pieces.append(found[0])
+            assert ids_of(found[1]) == found[0], "text and ids went apart"
+            continue
+        assert ids_of(found.ids) == found.text, "text and ids went apart"
+        pieces.append(found.text)
+        if found.terminal is not None:
+            return (*pieces, type(found.terminal).__name__)
         if subject.sink.state is SinkState.CLOSED:
             return (*pieces, "closed")
 
@@ -512,13 +521,11 @@ def _read_all(text: str, *ends: str) -> Any:
     return final
 
 
-def _sink(name: str, final: Any, **threads: list[Op]) -> Scenario:
-    return Scenario(name, stream(), threads, final=final)
+def sink_scenarios(sink: type[Sink] = Sink) -> dict[str, Scenario]:
+    def _sink(name: str, final: Any, **threads: list[Op]) -> Scenario:
+        return Scenario(name, stream(sink=sink), threads, final=final)
 
-
-SINK_SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
+    made = (
         _sink(
             "a parked reader is woken by each step",
             _read_all("abc", "Done"),
@@ -546,4 +553,4 @@ SINK_SCENARIOS = {
             owner=[op(fail)],
         ),
     )
-}
+    return {scenario.name: scenario for scenario in made}

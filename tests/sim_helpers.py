@@ -200,7 +200,7 @@ class ReaderNotWoken(Pipeline):
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
         for hub in self.hubs:
-            hub._wake = lambda: ()  # type: ignore[method-assign]
+            hub._wake = lambda touched: ()  # type: ignore[method-assign]
 
 
 class SlotLeaked(Pipeline):

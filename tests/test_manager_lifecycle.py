@@ -590,7 +590,7 @@ def test_the_collector_inside_every_critical_section_takes_no_lock_and_every_dro
             served = 0
             for step[0] in range(1, 25, 2):
                 doomed = []
-                for kind in ("handle", "iterator", "coroutine"):
+                for kind in ("handle", "iterator", "coroutine", "async iterator"):
                     h = r.tm.generate([1])
                     rid = next_request(r)
                     doomed.append(rid)
@@ -602,10 +602,10 @@ def test_the_collector_inside_every_critical_section_takes_no_lock_and_every_dro
                         next(it)
                         cycle.append(it)
                         del it
-                    elif kind == "coroutine":
+                    elif kind in ("coroutine", "async iterator"):
                         loop = asyncio.new_event_loop()
                         h._sink.take()
-                        co = h.aresult()
+                        co = h.aresult() if kind == "coroutine" else _read(h)
                         task = loop.create_task(co)
                         loop.run_until_complete(_turn())
                         task._log_destroy_pending = False
@@ -615,7 +615,7 @@ def test_the_collector_inside_every_critical_section_takes_no_lock_and_every_dro
                     cycle.append(cycle)
                     waste.append([cycle])
                     del h, cycle
-                    if kind == "coroutine":
+                    if kind in ("coroutine", "async iterator"):
                         r.chunk(rid, [66])  # a reader that waits in a closed loop is let go at the next output
                         r.idle()
                 # traffic: every lock of the pipeline is taken many times, by every thread
@@ -629,7 +629,7 @@ def test_the_collector_inside_every_critical_section_takes_no_lock_and_every_dro
                 until(partial(all_aborted, r, primitives, set(doomed)), "all are aborted")
             assert sorted(r.aborts()) == sorted(set(r.aborts()))
             assert served == 24
-            assert primitives.times == 36
+            assert primitives.times == 48
             r.gone()
     finally:
         gc.enable()
@@ -649,6 +649,11 @@ def next_request(r):
     while isinstance(message := r.one(), AbortMessage):
         pass
     return message.rid
+
+
+async def _read(h):
+    async for _ in h:
+        pass
 
 
 async def _turn():

@@ -6,8 +6,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from headrace.runtime import AbortSource, RequestHandle
+from headrace.runtime import AbortSource
 from headrace.runtime.pipeline import Pipeline
+from headrace.runtime.sink import Hub
 from manager_helpers import threads
 
 SOAK = Path(__file__).resolve().parents[1] / "benchmarks" / "soak.py"
@@ -49,13 +50,11 @@ def test_the_soak_is_red_when_leaving_does_not_abort(soak, monkeypatch, capsys):
 
 
 def test_the_soak_is_red_when_a_delta_is_given_twice(soak, monkeypatch, capsys):
-    absorb = RequestHandle._absorb
+    put = Hub.put_columns
 
-    def twice(self, taken):
-        if taken.chunks:
-            taken.token_ids = taken.token_ids.repeat(2)
-        return absorb(self, taken)
+    def twice(self, columns, capacity):
+        return put(self, columns, capacity) + put(self, columns, capacity)
 
-    monkeypatch.setattr(RequestHandle, "_absorb", twice)
+    monkeypatch.setattr(Hub, "put_columns", twice)
     assert soak() == 1
     assert "other ids than its own" in capsys.readouterr().out

@@ -12,9 +12,10 @@ import interleave_faulty as faulty
 import pytest
 from headrace.runtime.channel import Bell, Channel
 from headrace.runtime.interleave import ScheduleFailure, explore, replay
+from headrace.runtime.sink import Sink
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from interleave_helpers import channel_scenarios, ring_scenarios
+from interleave_helpers import channel_scenarios, ring_scenarios, sink_scenarios
 from test_rings_stateful import IngressMachine, RingMachine
 
 KINDS = {"guard": {"unguarded"}, "sleep": {"asleep", "deadlock"}, "order": {"order"}}
@@ -86,6 +87,20 @@ def test_every_schedule_finds_the_faulty_bell_or_channel(bell: Any, channel: Any
     report = explore(channel_scenarios(bell, channel)[where], spurious=1)
     assert report.failure is not None, f"the sleep layer stays green: {report}"
     assert report.failure.kind == "asleep", report.failure
+
+
+SINKS: list[tuple[type[Sink], str, str]] = [
+    (faulty.BlindReader, "asleep", "a parked reader is woken by each step"),
+    (faulty.StillOnTheBooks, "raised", "a reader's wait runs out of time"),
+    (faulty.DeafToTheClose, "asleep", "the client leaves while it is parked"),
+]
+
+
+@pytest.mark.parametrize(("sink", "kind", "where"), SINKS, ids=_name)
+def test_every_schedule_finds_the_faulty_reader(sink: type[Sink], kind: str, where: str) -> None:
+    report = explore(sink_scenarios(sink)[where], spurious=1)
+    assert report.failure is not None, f"the {kind} layer stays green: {report}"
+    assert report.failure.kind == kind, report.failure
 
 
 def test_a_close_at_any_time_hides_the_lost_wake_up_that_a_close_after_all_puts_shows() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from headrace.runtime.interleave import Scenario, explore, sample
-from interleave_helpers import SINK_SCENARIOS, RingModel, calls, channel_scenarios, egress, ring_scenarios
+from interleave_helpers import RingModel, calls, channel_scenarios, egress, ring_scenarios, sink_scenarios
 
 # scenario: (states, schedules that ran to an end). A change here needs its reason in the commit.
 PINNED: dict[str, tuple[int, int]] = {
@@ -22,18 +22,18 @@ PINNED: dict[str, tuple[int, int]] = {
     "one drain makes room for two": (390, 208),
     "many or none": (132, 82),
     "ingress: the manager closes after its pushes": (155, 80),
-    "a driver waits on two sources": (1286, 458),
-    "sources close at any time": (1071, 429),
-    "sources close only after all puts": (1286, 346),
-    "a gated producer hears of room": (669, 114),
-    "a driver's wait runs out of time": (444, 322),
-    "a parked reader is woken by each step": (45, 34),
-    "a reader's wait runs out of time": (36, 26),
-    "the client leaves while it is parked": (69, 73),
-    "a stage dies while the client is parked": (52, 56),
+    "a driver waits on two sources": (1276, 516),
+    "sources close at any time": (868, 374),
+    "sources close only after all puts": (1253, 337),
+    "a gated producer hears of room": (863, 188),
+    "a driver's wait runs out of time": (365, 276),
+    "a parked reader is woken by each step": (46, 34),
+    "a reader's wait runs out of time": (29, 21),
+    "the client leaves while it is parked": (71, 73),
+    "a stage dies while the client is parked": (55, 59),
 }
 
-SCENARIOS: dict[str, Scenario] = {**ring_scenarios(), **channel_scenarios(), **SINK_SCENARIOS}
+SCENARIOS: dict[str, Scenario] = {**ring_scenarios(), **channel_scenarios(), **sink_scenarios()}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
