@@ -82,11 +82,13 @@ def _extras_of(parts: Mapping[str, Part], offsets: Offsets, row: int) -> dict[st
     return found
 
 
-class _Columns(NamedTuple):
-    """The extras of a frame, on arrays of their own."""
+class KeptExtras(NamedTuple):
+    """The extras of a frame, on arrays of their own; `some`: which rows have any."""
 
     parts: dict[str, Part]
     offsets: Offsets
+    some: list[bool]
+    all_have: bool
 
 
 class RowExtras(Mapping[str, NDArray[Any]]):
@@ -94,7 +96,7 @@ class RowExtras(Mapping[str, NDArray[Any]]):
 
     __slots__ = ("_columns", "_found", "_row")
 
-    def __init__(self, columns: _Columns, row: int) -> None:
+    def __init__(self, columns: KeptExtras, row: int) -> None:
         self._columns = columns
         self._row = row
         self._found: dict[str, NDArray[Any]] | None = None
@@ -127,6 +129,7 @@ class BatchFrame(Sequence[ChunkEvent]):
     """
 
     __slots__ = (
+        "_all_have",
         "_finish",
         "_finish_cache",
         "_lengths",
@@ -174,6 +177,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         self._scalar_cache: dict[str, list[Any]] | None = None
         self._row_offsets: Offsets = {}
         self._with_extras: list[bool] | None = None
+        self._all_have = False
         self.layout = self
         """Frames with the same layout object have equal headers (see `FrameDecoder`)."""
 
@@ -197,6 +201,7 @@ class BatchFrame(Sequence[ChunkEvent]):
         frame._scalar_cache = self._scalar_cache
         frame._row_offsets = self._row_offsets
         frame._with_extras = self._with_extras
+        frame._all_have = self._all_have
         frame.layout = self.layout
         return frame
 
@@ -301,17 +306,24 @@ class BatchFrame(Sequence[ChunkEvent]):
         The columns are copied once and shared by all rows, and a row's arrays are made when they are looked at. Large columns
         (hidden states) are copied row by row instead: who keeps one row must not keep much of the others'.
         """
-        if sum(part.nbytes for part in self._parts.values()) > _SHARED_BYTES:
+        kept = self.keep_extras()
+        if kept is None:
             return list(self.owned_extras(rows))
+        return [RowExtras(kept, row) if kept.some[row] else _NO_EXTRAS for row in rows]
+
+    def keep_extras(self) -> KeptExtras | None:
+        """The columns behind `kept_extras`; None where they are too large to be shared."""
+        if sum(part.nbytes for part in self._parts.values()) > _SHARED_BYTES:
+            return None
         offsets = self._offsets_of_parts()
-        kept = _Columns({name: part.owned() for name, part in self._parts.items()}, offsets)
         if self._with_extras is None:
             some = np.zeros(len(self.rids), dtype=bool)
             for bounds, _ in offsets.values():
                 some |= bounds[1:] > bounds[:-1]
             self._with_extras = some.tolist()
-        some_of = self._with_extras
-        return [RowExtras(kept, row) if some_of[row] else _NO_EXTRAS for row in rows]
+            self._all_have = all(self._with_extras)
+        owned = {name: part.owned() for name, part in self._parts.items()}
+        return KeptExtras(owned, offsets, self._with_extras, self._all_have)
 
     def _offsets_of_parts(self) -> Offsets:
         for name, part in self._parts.items():

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ..codec.batch import KeptExtras, RowExtras
 from ..codec.errors import HeadraceError, InternalError
 from ..codec.finish import FinishReason
 from ..fsm import SINK, SinkEvent, SinkState
@@ -124,7 +125,9 @@ class Columns:
     else has put anything anywhere, so that only readers have changed them.
     """
 
-    __slots__ = ("closes", "extras", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "steps", "sure")
+    __slots__ = (
+        "closes", "extras", "kept", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "steps", "sure", "where",
+    )  # fmt: skip
 
     def __init__(
         self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Any] = ()
@@ -136,7 +139,10 @@ class Columns:
         self.pairs = pairs
         self.sure = 0
         self.puts = -1
-        self.extras: Sequence[Extras] = ()  # of this step, one for each position, where the frame has any
+        # of this step, where the frame has any: what is kept of it, with each position's row there, or (large ones) one for each position
+        self.extras: KeptExtras | Sequence[Extras] | None = None
+        self.where: Sequence[int] = ()
+        self.kept: list[list[Any]] | None = None
         # for the trace: the sinks' rids, and their states while the hub has counted `closes` closes
         self.rids: list[str] = []
         self.states: Sequence[int] = b""
@@ -151,7 +157,11 @@ class Columns:
             [lists[at] for at in keep],
             [pairs[at] for at in keep],
         )
-        some.extras = [self.extras[at] for at in keep] if self.extras else ()
+        some.extras = self.extras
+        if isinstance(self.extras, KeptExtras):
+            some.where = [self.where[at] for at in keep]
+        elif self.extras is not None:
+            some.extras = [self.extras[at] for at in keep]
         some.steps = self.steps
         return some
 
@@ -188,7 +198,7 @@ class Hub:
         """What comes with the first output of these sinks: prompt_tokens, and the scalars of the wire where it has them."""
         with self.lock:
             for sink, prompt_tokens, meta in begun:
-                sink._prompt_tokens, sink._meta = prompt_tokens, meta
+                sink._prompt_tokens, sink._meta, sink._news = prompt_tokens, meta, True
 
     def put_columns(self, columns: Columns, capacity: int) -> list[int]:
         """Plain deltas of one step, or of several. Returns the indices of the sinks that have no room for them; nothing was put there.
@@ -214,11 +224,8 @@ class Hub:
                         refused.append(at)
             self.puts += 1
             columns.puts = self.puts
-            if columns.extras:
-                full = set(refused)
-                for at, own in enumerate(columns.extras):
-                    if own and at not in full:
-                        columns.sinks[at]._extras.append(own)
+            if columns.extras is not None:
+                _put_extras(columns, columns.extras, set(refused))
             if self.record is not None:
                 told = columns if not refused else columns.only(_others(len(lists), refused))
                 for _ in range(steps):
@@ -353,7 +360,7 @@ class Sink:
         self._capacity = capacity
         self._state: SinkState = SINK.initial
         self._items: list[Waiting] = []
-        self._extras: list[Extras] = []
+        self._extras: list[Any] = []  # flat: (what is kept of a frame, row) or (mapping, None), one after the other
         self._prompt_tokens = 0
         self._meta: Mapping[str, Any] | None = None
         self._terminal: Terminal | None = None
@@ -402,7 +409,8 @@ class Sink:
         else:
             self._wide = True
         self._items.append((frame.text, ids))
-        self._extras.extend(frame.extras)
+        for own in frame.extras:
+            self._extras += (own, None)
         if frame.prompt_tokens:
             self._prompt_tokens, self._news = frame.prompt_tokens, True
         if frame.meta is not None:
@@ -520,11 +528,10 @@ class Sink:
 
     def _take(self) -> tuple[Taken, list[Waiting], bool]:
         """Under the lock: what is there. Merging it is the reader's work and needs no lock."""
-        items, extras = self._items[:], self._extras
-        # Copied out and cleared, not swapped: the shard knows this list for as long as the request lives.
+        # Copied out and cleared, not swapped: the shard knows these lists for as long as the request lives.
+        items, extras = self._items[:], self._extras[:]
         self._items.clear()
-        if extras:
-            self._extras = []
+        self._extras.clear()
         wide, self._wide = self._wide, False
         self._news = self._terminal is not None
         return Taken("", _NO_IDS, extras, len(items), self._prompt_tokens, self._meta, self._terminal), items, wide
@@ -538,7 +545,7 @@ class Sink:
             hub.closes += 1
             if was_open:
                 self._items.clear()
-                self._extras = []
+                self._extras.clear()
             self._news = True
             # a parked reader (another thread) learns that the stream is closed
             woken = hub._wake((self,)) if was_open else ()
@@ -563,13 +570,33 @@ def _free(lists: Sequence[list[Waiting]], capacity: int) -> int:
     return capacity - max(map(len, lists), default=0)
 
 
+def _put_extras(columns: Columns, extras: KeptExtras | Sequence[Extras], refused: set[int]) -> None:
+    """One step's extras: to each sink what is kept of the frame, and where it stands there."""
+    if columns.kept is None:
+        columns.kept = [sink._extras for sink in columns.sinks]
+    if not isinstance(extras, KeptExtras):
+        for at, own in enumerate(extras):
+            if own and at not in refused:
+                columns.kept[at] += (own, None)
+    elif extras.all_have and not refused:
+        deque(map(list.extend, columns.kept, zip(repeat(extras), columns.where)), 0)
+    else:
+        for at, row in enumerate(columns.where):
+            if extras.some[row] and at not in refused:
+                columns.kept[at] += (extras, row)
+
+
 def _others(count: int, refused: list[int]) -> list[int]:
     gone = set(refused)
     return [at for at in range(count) if at not in gone]
 
 
 def _merged(taken: Taken, items: list[Waiting], wide: bool) -> Taken:
-    """`taken` with the text and ids of `items`, in order; `wide`: some hold an array of ids."""
+    """`taken` with the text, ids and extras of `items`, in order; `wide`: some hold an array of ids."""
+    flat: list[Any] = taken.extras
+    if flat:
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        taken.extras = [kept if row is None else RowExtras(kept, row) for kept, row in pairs]
     if len(items) == 1:
         taken.text, taken.ids = items[0]
     elif items:

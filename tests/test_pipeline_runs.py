@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from headrace.codec import ChunkEvent, HeadraceError, decode_ingress, encode_batch
+from headrace.codec import batch as batch_module
 from headrace.runtime.stages import frames as frames_module
 from headrace.runtime.text.engine import TextEngine
 from hypothesis import event, given
@@ -210,6 +211,18 @@ def test_the_context_length_is_met_within_a_run_at_its_token() -> None:
     texts, ways = served(work := _plain(3, 40, context_len=17), work.bursts)
     assert "several at once" in ways
     assert [(len(ids), end) for _, ids, _, end in texts] == [(17, "internal")] * 3
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_large_extras_are_each_rows_own_and_small_ones_are_shared_and_both_are_the_same(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = _plain(count, 12)._replace(extras=[True])
+    work = work._replace(kinds=[KINDS[number % len(KINDS)] for number in range(count)])
+    shared, _ = served(work, [13])
+    monkeypatch.setattr(batch_module, "_SHARED_BYTES", 0)
+    assert served(work, [13])[0] == shared
+    assert all(extras == [number + 0.5 for number in range(13)] for _, _, extras, _ in shared)
 
 
 def test_a_fallback_tokenizer_and_none_at_all_are_served_step_by_step_or_by_ids() -> None:

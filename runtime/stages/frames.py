@@ -140,7 +140,7 @@ class Frames(OneByOne):
                 for row, state in zip(group.rows, states, strict=True):
                     if not state.plain:
                         self._set_lane(row, HELD)
-        columns.steps, columns.extras = len(ids), ()
+        columns.steps, columns.extras = len(ids), None
         out.columns.append(columns)
 
     def _mixed(
@@ -249,7 +249,9 @@ class Frames(OneByOne):
         """One id for each row of the group. Returns the positions in the group whose text needs the general path."""
         columns = group.columns
         columns.steps = 1
-        extras = columns.extras = frame.kept_extras(where) if frame.has_extras else ()
+        columns.extras = None
+        if frame.has_extras and group.lane is not STEP:
+            columns.extras, columns.where = frame.keep_extras() or frame.owned_extras(where), where
         if group.lane is HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
             columns.pairs = list(zip(deltas, ids.tolist(), strict=True))
@@ -259,6 +261,7 @@ class Frames(OneByOne):
             out.columns.append(columns.only([at for at in range(len(deltas)) if at not in wrong]) if bad else columns)
             return ()
         if group.lane is STEP:
+            extras = frame.kept_extras(where) if frame.has_extras else []
             classes = self._engine.classes(ids)
             if classes is None or _any(classes, _UNKNOWN):
                 texts, bad = self._engine.feed_single(group.states, ids)
@@ -273,7 +276,7 @@ class Frames(OneByOne):
                     [step.tokens[at] for at in keep],
                     [step.texts[at] for at in keep],
                     step.ids[keep],
-                    [extras[at] for at in keep] if extras else (),
+                    [extras[at] for at in keep] if extras else [],
                 )
                 for at, _ in bad:
                     self._fail_bad_id(group.rows[at], int(ids[at]), out)
