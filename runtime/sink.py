@@ -58,7 +58,7 @@ _PUT, _PUT_FINAL, _PUT_ERROR, _OVERFLOW = SinkEvent.PUT, SinkEvent.PUT_FINAL, Si
 class EgressItem:
     """What a sink carries, as a closed set: Frame (a delta), Done, Control, Data, Error."""
 
-    class Frame(msgspec.Struct, frozen=True, eq=False):
+    class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):  # holds nothing that could hold it
         """A delta: `text` (str), `token_ids` (int64 array of this delta), `extras` (name -> array), scalar columns in `meta`."""
 
         text: str
@@ -67,7 +67,7 @@ class EgressItem:
         prompt_tokens: int = 0
         meta: Mapping[str, Any] | None = None
 
-    class Done(msgspec.Struct, frozen=True, eq=False):
+    class Done(msgspec.Struct, frozen=True, eq=False, gc=False):
         """The end, with its finish reason; carries the terminal delta."""
 
         finish_reason: FinishReason

@@ -83,7 +83,8 @@ class ShardOut:
     def __init__(self) -> None:
         self.begun: list[tuple[Sink, int, Mapping[str, Any] | None]] = []  # first output: prompt_tokens and scalars
         self.columns: list[Columns] = []
-        self.items: list[tuple[Life, EgressItem.Frame | Terminal]] = []
+        # None: the end of a request of the step sink, told by its row
+        self.items: list[tuple[Life, EgressItem.Frame | Terminal | None]] = []
         self.steps: list[StepRow] = []
         self.step_columns: list[StepColumns] = []
         self.run: list[StepColumns] = []  # of a run, one for each of its steps; then the two above are empty

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ...codec import FinishReason
 from ...codec.errors import HeadraceError, InternalError, SlowClientError
 from ...fsm import REQUEST, AbortEvent, AbortSource, AbortState, RequestEvent, RequestState
 from ..sink import EgressItem, Terminal
@@ -142,7 +141,7 @@ class Rows:
 
     def _end(self, row: int, item: Terminal, out: ShardOut) -> None:
         life = self._lives[row]
-        self._give(life, item, None, out)
+        self._give(life, item, out)
         self._drop(row, out)
 
     def _drop(self, row: int, out: ShardOut) -> None:
@@ -160,18 +159,15 @@ class Rows:
             out.owed.append(Ended(life))
         out.ended.append(life.rid)
 
-    def _give(self, life: Life, item: EgressItem.Frame | Terminal, finish: FinishReason | None, out: ShardOut) -> None:
-        """Route one item: to the request's sink, or as a row of the step sink (which is never full)."""
-        if life.sink is None:
-            if isinstance(item, EgressItem.Error):
-                out.steps.append(StepRow(life.token, "", _NO_IDS, None, item.error))
-                return
-            frame = item.frame if isinstance(item, EgressItem.Done) else item
-            assert isinstance(frame, EgressItem.Frame)
-            if finish is not None or life.stream:
-                out.steps.append(StepRow(life.token, frame.text, frame.token_ids, finish, None, frame.extras))
-        # kept in `items` for the step sink too: `settle` completes a request when its terminal item is out
-        out.items.append((life, item))
+    def _give(self, life: Life, item: EgressItem.Frame | Terminal, out: ShardOut) -> None:
+        """Route a running chunk, or an end without output: to the request's sink, or as a row of the step sink (which is never full)."""
+        if life.sink is not None:
+            out.items.append((life, item))
+        elif isinstance(item, EgressItem.Error):
+            out.steps.append(StepRow(life.token, "", _NO_IDS, None, item.error))
+        else:
+            assert isinstance(item, EgressItem.Frame)
+            out.steps.append(StepRow(life.token, item.text, item.token_ids, None, None, item.extras))
 
     def _set_lane(self, row: int, lane: Lane) -> None:
         if self._lanes[row] != lane:

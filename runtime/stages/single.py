@@ -20,7 +20,7 @@ from ...codec.errors import AbortedByScheduler, DetokenizeError, InternalError
 from ...fsm import REQUEST, IllegalTransition, RequestEvent, RequestState
 from ..sink import EgressItem, Extras
 from .life import Kind
-from .plan import HELD, PLAIN, QUIET, STEP, ShardOut
+from .plan import HELD, PLAIN, QUIET, STEP, ShardOut, StepRow
 from .rows import BAD_ID, Rows
 
 # A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
@@ -41,7 +41,7 @@ class OneByOne(Rows):
         self, frame: BatchFrame, indices: Sequence[int], rows: Sequence[int], out: ShardOut, *, together: bool
     ) -> None:
         """One row after the other; the text of all running chunks is fed in one call where no request is named twice."""
-        offsets = frame.offsets
+        offsets, token_ids = frame.offsets, frame.token_ids
         finishes = frame.finish_reasons if frame.finished else None
         running: list[tuple[int, int, Any]] = []
         for index, row in zip(indices, rows, strict=True):
@@ -56,9 +56,9 @@ class OneByOne(Rows):
             event = _CHUNK if finish is None else _FINAL_CHUNK
             if not self._advance_chunk(row, event, out):
                 continue
-            ids = frame.token_ids[offsets[index] : offsets[index + 1]]
-            self._produced[row] += len(ids)
-            if self._produced[row] > self._output_limit:
+            ids = token_ids[offsets[index] : offsets[index + 1]]
+            produced = self._produced[row] = int(self._produced[row]) + len(ids)
+            if produced > self._output_limit:
                 told = (
                     f"the scheduler produced more than {self._output_limit} tokens, the context length, for one request"
                 )
@@ -117,7 +117,7 @@ class OneByOne(Rows):
                 self._fail_bad_id(row, wrong[at], out)
                 continue
             life = self._lives[row]
-            self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._first(row, frame, index)), None, out)
+            self._give(life, EgressItem.Frame(deltas[at], _owned_ids(ids), *self._with(row, frame, index)), out)
             # A row that has once held something back stays HELD: text of many scripts would change its lane at every token.
             plain = self._texts[row].plain and self._lanes[row] != HELD
             if life.sink is None:
@@ -153,18 +153,22 @@ class OneByOne(Rows):
             out.faults.append(f"decoding failed with {type(fault).__name__}")
             self._fail(row, DetokenizeError(f"decoding failed: {type(fault).__name__}"), out, owed=False)
             return
-        self._keep_extras(row, frame, index)
-        extras, self._extras[row] = tuple(self._extras[row] or ()), None
-        meta = {name: column[index] for name, column in frame.scalars.items()}
-        item = EgressItem.Frame(text, all_ids, extras, int(frame.prompt_tokens[index]), meta or None)
-        self._give(life, EgressItem.Done(finish, item), finish, out)
+        extras, prompt_tokens, meta = self._with(row, frame, index)
+        if life.sink is None:
+            out.steps.append(StepRow(life.token, text, all_ids, finish, None, extras))
+            out.items.append((life, None))  # `settle` completes a request when its terminal item is out
+        else:
+            out.items.append(
+                (life, EgressItem.Done(finish, EgressItem.Frame(text, all_ids, extras, prompt_tokens, meta)))
+            )
 
-    def _first(self, row: int, frame: BatchFrame, index: int) -> tuple[tuple[Extras, ...], int, Any]:
-        """(extras, prompt_tokens, meta) of a running chunk; the scalars are given with the first chunk that has them."""
+    def _with(self, row: int, frame: BatchFrame, index: int) -> tuple[tuple[Extras, ...], int, Any]:
+        """(extras, prompt_tokens, meta) of a chunk, with the extras that were kept before."""
         extras: tuple[Extras, ...] = ()
         if frame.has_extras:
             self._keep_extras(row, frame, index)
-            extras, self._extras[row] = tuple(self._extras[row] or ()), None
+        if self._extras[row] is not None:
+            extras, self._extras[row] = tuple(self._extras[row]), None
         meta = {name: column[index] for name, column in frame.scalars.items()} if frame.scalars else None
         return extras, int(frame.prompt_tokens[index]), meta
 

@@ -225,8 +225,10 @@ class TextEngine:
             rows = self.pairs(ids)
             for at, state in enumerate(states):
                 if state.stops is not None and not (part[at] or state.pending or state.lead):
-                    text = "".join([pair[0] for pair in rows[at]])
-                    if state.held or state.stops.held(text):
+                    reach = state.stops.reach  # what is held lies in so many characters at the end
+                    tail = "".join([pair[0] for pair in rows[at][-reach - 1 :]])
+                    if state.held or len(tail) < reach or state.stops.held(tail):
+                        text = "".join([pair[0] for pair in rows[at]])
                         rows[at] = self._blank_array.take(ids[:, at]).tolist()
                         rows[at][-1] = (self._hold(state, state.stops, text), int(ids[-1, at]))
         else:
@@ -416,12 +418,8 @@ class TextEngine:
         """Set `plain` as the rest of the state says."""
         state.plain = not (state.pending or state.lead or state.stops is not None) and self.kind != "fallback"
 
-    def _check(self, values: list[int] | NDArray[np.integer[Any]]) -> None:
+    def _check(self, values: list[int]) -> None:
         """Raise _BadId for the first id that is no token. A negative one must never reach an index or an unsigned type."""
-        if not isinstance(values, list):
-            if unknown := self.unknown(values):
-                raise _BadId(int(values[unknown[0]]))
-            return
         known = self._vocabulary.known
         if not known.issuperset(values):
             raise _BadId(next(value for value in values if value not in known))
@@ -430,8 +428,11 @@ class TextEngine:
         """The delta of a chunk that is not the last one."""
         if self.kind == "none":
             return ""
-        self._check(values)
-        text = self._decode(state, values)
+        if isinstance(values, list):
+            self._check(values)
+            text = self._decode(state, values)
+        else:
+            text = self._decode_array(state, values)
         if state.stops is not None:
             return self._hold(state, state.stops, text)
         self._settle(state)
@@ -461,17 +462,24 @@ class TextEngine:
         state.held = text[free:]
         return text[:free]
 
-    def _decode(self, state: TextState, values: list[int] | NDArray[np.integer[Any]]) -> str:
+    def _decode(self, state: TextState, values: list[int]) -> str:
         """The text that these ids complete, whatever the stops."""
         if not self._columnar:
-            return self._decode_window(state, _as_list(values))
-        skip = state.options.skip_special_tokens
-        if isinstance(values, list):
-            raw = self._raw[skip]
-            return self._text_of(state, b"".join([raw[value] for value in values]))
-        if not state.pending and not state.lead and _SOME not in self._classes_of(values).tobytes():
-            return "".join(self._piece_array.take(values).tolist())
-        return self._text_of(state, b"".join(self._raw_arrays[skip].take(values).tolist()))
+            return self._decode_window(state, values)
+        raw = self._raw[state.options.skip_special_tokens]
+        return self._text_of(state, b"".join([raw[value] for value in values]))
+
+    def _decode_array(self, state: TextState, ids: NDArray[np.integer[Any]]) -> str:
+        """`_check` and `_decode` for an array of many."""
+        if not self._columnar:
+            self._check(values := ids.tolist())
+            return self._decode_window(state, values)
+        classes = self._classes_of(ids).tobytes()
+        if (at := classes.find(Token.UNKNOWN)) >= 0:
+            raise _BadId(int(ids[at]))
+        if not state.pending and not state.lead and _SOME not in classes:
+            return "".join(self._piece_array.take(ids).tolist())
+        return self._text_of(state, b"".join(self._raw_arrays[state.options.skip_special_tokens].take(ids).tolist()))
 
     def _text_of(self, state: TextState, data: bytes) -> str:
         """The text that these bytes complete, whatever the stops; unfinished ones wait in the state."""
