@@ -420,7 +420,7 @@ class Oracle:
         for client in self.clients:
             if not client.over:
                 raise Broken(9, f"{client} never ended")
-            if client.terminal is None and not client.left and not (client.stepping and self.died):
+            if client.terminal is None and not client.left:
                 raise Broken(1, f"{client} has no terminal item")
             if self.died:
                 continue
