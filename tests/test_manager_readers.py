@@ -38,9 +38,10 @@ class House:
         columns = Columns(range(len(sinks)), sinks, [sink.waiting() for sink in sinks], pairs)
         assert self.hub.put_columns(columns, 4096) == []
 
-    def finish(self) -> None:
+    def finish(self, *only: int) -> None:
         end = EgressItem.Done(Length(1), EgressItem.Frame("", np.empty(0, np.int64)))
-        assert self.hub.put_items([(sink, end) for sink in self.sinks]) == []
+        sinks = [self.sinks[at] for at in only] if only else self.sinks
+        assert self.hub.put_items([(sink, end) for sink in sinks]) == []
 
     def waiting(self) -> int:
         return sum(len(book.turns) for book in self.hub.tasks.values())
@@ -152,6 +153,7 @@ def test_a_message_of_a_cancellation_reaches_the_task():
         task.cancel("enough")
         with pytest.raises(asyncio.CancelledError, match="enough"):
             await task
+        assert house.waiting() == 0
 
     asyncio.run(main())
     assert house.left == ["0"]
@@ -387,11 +389,12 @@ def test_a_loop_that_is_far_behind_keeps_a_bounded_number_of_words():
         waits = [asyncio.create_task(arrival(sink)) for sink in house.sinks]
         await turns()
         (book,) = house.hub.tasks.values()
+        house.step(19)
         for at in range(1000):
             house.step(at % 10, at % 9)
             assert len(book.touched) <= wakes._WORDS
         await turns()
-        assert [wait.done() for wait in waits] == [True] * 10 + [False] * 10
+        assert [wait.done() for wait in waits] == [True] * 10 + [False] * 9 + [True]
         for wait in waits:
             wait.cancel()
 
@@ -408,14 +411,37 @@ def test_a_chunk_makes_its_array_when_it_is_asked_for():
         chunk.text = "b"  # type: ignore[misc]
 
 
-def test_nothing_is_read_before_prompt_tokens_and_meta_are_known():
+@pytest.mark.parametrize(("prompt_tokens", "meta"), [(4, None), (0, {"cached_tokens": 2})])
+def test_what_comes_with_the_first_output_is_known_from_then_on(prompt_tokens, meta):
     house = House()
-    first = EgressItem.Frame("x", np.array([9]), prompt_tokens=4, meta={"cached_tokens": 2})
+    first = EgressItem.Frame("x", np.array([9]), prompt_tokens=prompt_tokens, meta=meta)
     house.hub.put_items([(house.sinks[0], first)])
     reader = iter(house.handles[0])
-    chunk = next(reader)
-    assert (chunk.prompt_tokens, chunk.meta, chunk.token_ids.tolist()) == (4, {"cached_tokens": 2}, [9])
-    house.step()
-    chunk = next(reader)
-    assert (chunk.text, chunk.prompt_tokens, chunk.completion_tokens) == ("a", 4, 2)
-    assert chunk.meta == {"cached_tokens": 2}
+    for text, count in (("x", 1), ("a", 2)):
+        chunk = next(reader)
+        assert (chunk.text, chunk.completion_tokens) == (text, count)
+        assert (chunk.prompt_tokens, chunk.meta) == (prompt_tokens, meta or {})
+        house.step()
+
+
+def test_a_reader_whose_handle_was_closed_gets_nothing_that_was_taken_for_it_before():
+    house = House(2)
+    got = []
+
+    async def read(at: int) -> None:
+        async for chunk in house.handles[at]:
+            got.append((at, chunk.text))
+            house.handles[1].close()
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(read(at)) for at in range(2)]
+        await turns()
+        house.step()
+        with pytest.raises(ClientClosedError):
+            await tasks[1]
+        house.finish(0)
+        await tasks[0]
+
+    asyncio.run(main())
+    assert (1, "a") not in got
+    assert (0, "a") in got
