@@ -49,6 +49,18 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 _Iterator = TypeVar("_Iterator")
 
 
+_process = os.getpid()  # asking the system costs as much as all the rest of making a handle
+
+
+def _in_child() -> None:
+    global _process
+    _process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of a request: `prompt_tokens` as the scheduler says, `completion_tokens` as delivered."""
 
@@ -136,7 +148,7 @@ class RequestHandle:
         "_lock",
         "_meta",
         "_parts",
-        "_pid",
+        "_process",
         "_prompt_tokens",
         "_reader",
         "_rid",
@@ -166,7 +178,7 @@ class RequestHandle:
         self._forgotten = forgotten
         self._cumulative = cumulative
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._process = _process
         self._reader: Callable[[], object] | None = None  # tells whether somebody reads; a dead weak reference says no
         self._left = False
         self._told = False
@@ -316,7 +328,7 @@ class RequestHandle:
         return self._sink
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if _process != self._process:
             raise InternalError(
                 "this request belongs to another process; threads do not survive a fork", rid=self._shown
             )
@@ -344,7 +356,7 @@ class RequestHandle:
             self._forgotten(self._rid)
 
     def _leave(self, source: AbortSource) -> None:
-        if os.getpid() != self._pid:
+        if _process != self._process:
             return  # its locks may be held for ever by threads that do not exist here
         with self._lock:
             first, self._left = not self._left, True

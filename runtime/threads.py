@@ -112,6 +112,8 @@ class DriverThread:
 
     def _take_calls(self) -> tuple[Sequence[Callable[[], None]], bool]:
         with self._lock:
+            if not self._calls:
+                return (), self._stop
             calls = list(self._calls)
             self._calls.clear()
             return calls, self._stop
