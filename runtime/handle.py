@@ -144,10 +144,10 @@ class RequestHandle:
         "_cumulative",
         "_extras",
         "_forgotten",
+        "_ids",
         "_left",
         "_lock",
         "_meta",
-        "_parts",
         "_process",
         "_prompt_tokens",
         "_reader",
@@ -155,6 +155,7 @@ class RequestHandle:
         "_shown",
         "_sink",
         "_terminal",
+        "_texts",
         "_token_text",
         "_told",
     )
@@ -183,7 +184,10 @@ class RequestHandle:
         self._left = False
         self._told = False
         self._terminal: Terminal | None = None
-        self._parts: list[Waiting] = []  # what has been read: text and ids
+        # What has been read. Not the waiting pairs themselves: a pair that dies at once is used again for the next token, and one that is
+        # kept costs five times the memory and is one more thing for the collector to look at.
+        self._texts: list[str] = []
+        self._ids: list[Any] = []
         self._extras: list[Mapping[str, np.ndarray[Any, Any]]] | None = None
         self._count = 0
         self._prompt_tokens = 0
@@ -376,7 +380,8 @@ class RequestHandle:
                 return None
             text, ids = found
             self._count = count = self._count + (1 if type(ids) is int else len(ids))
-            self._parts.append(found)
+            self._texts.append(text)
+            self._ids.append(ids)
             return Chunk(text, ids, None, self._prompt_tokens, count, None, self._meta)
         return self._absorb_all(found)  # type: ignore[arg-type]
 
@@ -392,7 +397,8 @@ class RequestHandle:
         if self._terminal is None and not taken.chunks:
             return None
         if taken.chunks:
-            self._parts.append((taken.text, taken.ids))
+            self._texts.append(taken.text)
+            self._ids.append(taken.ids)
         if taken.extras:
             if self._extras is None:
                 self._extras = []
@@ -411,8 +417,8 @@ class RequestHandle:
         assert isinstance(self._terminal, EgressItem.Done)
         return Completion(
             rid=self._shown,
-            text="".join([text for text, _ in self._parts]),
-            token_ids=join_ids([ids for _, ids in self._parts]),
+            text="".join(self._texts),
+            token_ids=join_ids(self._ids),
             finish_reason=self._terminal.finish_reason,
             usage=Usage(self._prompt_tokens, self._count),
             extras=join_extras(self._extras or ()),
@@ -503,11 +509,13 @@ class AsyncChunks:
                     continue
                 else:
                     found = sink.get(turn)
-                if type(found) is tuple and type(found[1]) is int and not handle._left:
+                if type(found) is tuple and not handle._left:
                     # what `_absorb` does with it, without the call: here is nearly every token of every reader
-                    handle._count = count = handle._count + 1
-                    handle._parts.append(found)
-                    return Chunk(found[0], found[1], None, handle._prompt_tokens, count, None, handle._meta)
+                    text, ids = found
+                    handle._count = count = handle._count + (1 if type(ids) is int else len(ids))
+                    handle._texts.append(text)
+                    handle._ids.append(ids)
+                    return Chunk(text, ids, None, handle._prompt_tokens, count, None, handle._meta)
                 if found is not None and (chunk := handle._absorb(found)) is not None:
                     return chunk
             handle._raise_error()
