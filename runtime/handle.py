@@ -31,7 +31,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from types import coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -486,8 +485,7 @@ class AsyncChunks:
     def __aiter__(self) -> AsyncChunks:
         return self
 
-    @coroutine
-    def __anext__(self) -> Generator[Any, None, Chunk]:
+    async def __anext__(self) -> Chunk:
         """The next delta. Raises the request's error, once, and StopAsyncIteration at the end."""
         if self._over:
             raise StopAsyncIteration
@@ -502,10 +500,7 @@ class AsyncChunks:
                 if found is not None:
                     turn.found = None
                 elif turn.armed:
-                    turn._asyncio_future_blocking = (
-                        True  # as `yield from turn` would do, without a generator of its own
-                    )
-                    yield turn
+                    await turn
                     continue
                 else:
                     found = sink.get(turn)

@@ -101,9 +101,9 @@ class Turn:
         self.found: Any = None
 
     def __await__(self) -> Generator[Turn, None, None]:
-        if self.armed:
-            self._asyncio_future_blocking = True
-            yield self
+        # The task is given the turn, once. A generator would do the same at twice the cost.
+        self._asyncio_future_blocking = True
+        return iter((self,))  # type: ignore[return-value]
 
     # -- what a task calls ---------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import threading
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -318,8 +319,7 @@ def test_an_iterator_that_was_never_begun_or_has_ended_leaves_nothing_behind():
         await it.aclose()  # type: ignore[attr-defined]
         del it
         it = aiter(house.handles[0])
-        wait = anext(it)
-        del it, wait
+        del it
         house.step()
         house.finish()
         assert [chunk.text async for chunk in house.handles[0]] == ["a"]
@@ -445,3 +445,29 @@ def test_a_reader_whose_handle_was_closed_gets_nothing_that_was_taken_for_it_bef
     asyncio.run(main())
     assert (1, "a") not in got
     assert (0, "a") in got
+
+
+def test_a_reader_that_has_ended_needs_no_collector():
+    house = House(2)
+
+    async def main() -> None:
+        async def read(at: int) -> None:
+            async for _ in house.handles[at]:
+                pass
+
+        tasks = [asyncio.create_task(read(at)) for at in range(2)]
+        await turns()
+        house.step()
+        await turns()
+        house.finish()
+        await asyncio.gather(*tasks)
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+        sinks, handles = [weakref.ref(one) for one in house.sinks], [weakref.ref(one) for one in house.handles]
+        house.sinks.clear()
+        house.handles.clear()
+        assert [one() for one in sinks + handles] == [None] * 4
+    finally:
+        gc.enable()
