@@ -366,7 +366,7 @@ class Sink:
         self._terminal: Terminal | None = None
         self._cut_off = False  # ended past its shard (see Hub.fail_open); what the shard still gives is refused
         self._news = (
-            False  # there is more to know than waiting chunks: extras, prompt_tokens, meta, a terminal, a close
+            False  # there is more to know than waiting chunks and extras: prompt_tokens, meta, a terminal, a close
         )
         self._wide = False  # some waiting chunk holds an array of ids
 
