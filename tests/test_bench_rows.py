@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from headrace import specs
 from headrace.runtime.bench.egress import headrace, workload
-from headrace.runtime.bench.rows import into_columns
+from headrace.runtime.bench.textin import into_columns
+from headrace.runtime.text.tokenize import TokenizersBackend
 from tokenizers import Tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(specs.path("data", "tokenizer.json")))
@@ -20,5 +21,9 @@ def test_every_token_of_a_workload_arrives(wire, options):
     assert headrace(TOKENIZER, workload(TOKENIZER, TEXT, "small", 20, 20, **options), wire=wire) > 0
 
 
-def test_every_prompt_reaches_the_scheduler():
-    assert into_columns(TOKENIZER, [f"prompt number {at}" for at in range(40)], False) > 0
+@pytest.mark.parametrize("batch", [False, True])
+def test_every_prompt_reaches_the_scheduler(batch):
+    assert (
+        into_columns(TOKENIZER, [f"prompt number {at}" for at in range(40)], TokenizersBackend(TOKENIZER), batch=batch)
+        > 0
+    )

@@ -6,27 +6,23 @@ least of several rounds in which they took turns: what disturbs a run only ever 
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
 
 from ...codec import frame_egress_batch_cols, load_schema
-from ..config import RuntimeConfig
-from ..manager import TokenizerManager
-from ..text.tokenize import CORPUS, choose_backend
+from ..text.tokenize import CORPUS
 from .egress import Workload, decode_stream, frames, headrace, workload
-from .paced import bare_events, paced, process_cpu, readers
+from .paced import bare_events, paced, readers
+from .textin import text_in
 
 RUST: Final = "Rust server, two threads"
-RUST_IN: Final = "Rust server, text-in threads"
 STREAM: Final = "DecodeStream.step"
 PLAIN: Final = "headrace, plain"
-TOKENIZING: Final = "encode_batch_fast"
 EVENT: Final = "bare asyncio.Event"
 LIMIT: Final = "limit"
 
@@ -102,7 +98,7 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
             "256 asyncio readers, paced 5 ms", "CPU µs per token", lambda: readers(tokenizer, plain(256, 256)),
             {EVENT: lambda: bare_events(plain(256, 256))}, {EVENT: 1.3},
         ),
-        *text_in(tokenizer, text, rust),
+        *(Row(*line) for line in text_in(tokenizer, text, rust)),
     ]  # fmt: skip
 
 
@@ -157,51 +153,3 @@ def floors(tokenizer: Tokenizer, text: str) -> dict[str, float]:
         "msgpack decode of the header": min(timed(lambda: msgspec.msgpack.decode(header)) for _ in range(20)),
         "bare wake of a thread, once a step": min(bare_wakes() for _ in range(10)),
     }
-
-
-# ---- text in
-
-
-def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int = 64, tokens: int = 500) -> list[Row]:
-    """Text to the scheduler's columns, batches of 16 requests of about 500 tokens; per request."""
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    prompts = [tokenizer.decode(ids[at * tokens : (at + 1) * tokens]) for at in range(requests)]
-    unit = "CPU µs per request"
-
-    def encode() -> float:
-        return process_cpu(
-            lambda: [tokenizer.encode_batch_fast(prompts[at : at + 16]) for at in range(0, requests, 16)]
-        )
-
-    def through(fast: bool) -> float:
-        return into_columns(tokenizer, prompts, fast) / requests * 1e6
-
-    peers: dict[str, Peer] = {TOKENIZING: lambda: encode() / requests * 1e6}
-    found = [Row("text in, tokenizers", unit, lambda: through(False), peers, {TOKENIZING: 1.1})]
-    if choose_backend(tokenizer).name == "fastokens":
-        fast: dict[str, Peer] = dict(peers)
-        if rust is not None:
-            fast[RUST_IN] = lambda: rust.text_in(prompts)
-        found.append(Row("text in, fastokens", unit, lambda: through(True), fast, {RUST_IN: 1 / 10}))
-    return found
-
-
-def into_columns(tokenizer: Tokenizer, prompts: Sequence[str], fast: bool) -> float:
-    """CPU seconds (the tokenizer library's own threads included) from `generate` to what the scheduler drains."""
-    manager = TokenizerManager(RuntimeConfig(tokenizer=tokenizer, tokenizer_workers=1, context_len=1 << 16))
-    pipeline = manager._pipeline
-    pipeline.live.open_admission()
-    for worker in pipeline.workers:
-        worker._backend = choose_backend(tokenizer, fast=fast)
-    drained, handles = 0, []
-    gc.collect()
-    began = time.process_time()
-    for at in range(0, len(prompts), 16):
-        handles += [manager.generate(prompt, {"max_new_tokens": 8}) for prompt in prompts[at : at + 16]]
-        while pipeline.move_ingress() or pipeline.move_worker(0) or pipeline.move_shard(0):
-            pass
-        drained += len(manager.scheduler.recv_requests(256).headers)
-    spent = time.process_time() - began
-    if drained != len(prompts):
-        raise RuntimeError(f"{drained} of {len(prompts)} requests reached the scheduler")
-    return spent
