@@ -25,7 +25,7 @@ from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
 from .rid import Rid
-from .sampling import NormalizedSamplingParams, SamplingParams
+from .sampling import Form, Normaliser, NormalizedSamplingParams, SamplingParams
 from .schema import IngressField, WireSchema
 
 Ids = NDArray[np.int64]
@@ -85,7 +85,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that passed `admit`: exactly one of `text` and `input_ids` (int64 [tokens], this request's own copy).
 
-    `nbytes` is what it counts against the budget of admitted bytes: text, ids, and everything of a client's own size.
+    `nbytes` is what it counts against the budget of admitted bytes: text, ids, and everything of a client's own size. `slots` is
+    its sampling array as `slots_schema` has it on the wire, where that was known from an earlier request.
     """
 
     rid: Rid
@@ -103,6 +104,8 @@ class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
     wire_fields: dict[str, Any]
     media: dict[str, Any] | None
     nbytes: int
+    slots: bytes | None = None
+    slots_schema: WireSchema | None = None
 
 
 class Fit(NamedTuple):
@@ -112,78 +115,145 @@ class Fit(NamedTuple):
     max_new_tokens: int | None
 
 
+class Admission:
+    """`admit` for one set of rules and one schema, with what both mean worked out once. Safe to call from several threads."""
+
+    def __init__(self, rules: AdmissionRules, schema: WireSchema) -> None:
+        self.rules = rules
+        self.schema = schema
+        self._normalise = Normaliser(rules.vocab_size, rules.skip_tokenizer_init, rules.limits, schema)
+        self._most_top_logprobs = min(rules.limits.max_top_logprobs, rules.vocab_size)
+
+    def admit(self, request: GenerateRequest) -> NormalizedRequest:
+        """See `admit`."""
+        if not isinstance(request, GenerateRequest):
+            raise ValidationError(f"a request must be a GenerateRequest, not {show(request)}")
+        given = request.rid
+        if given is None:
+            return self._admit(request, Rid.mint())
+        rid = given if isinstance(given, Rid) else Rid.from_client(given, self.rules.limits.max_rid_bytes)
+        try:
+            return self._admit(request, rid)
+        except ValidationError as error:
+            error.rid = rid.client_facing
+            raise
+
+    def _admit(self, request: GenerateRequest, rid: Rid) -> NormalizedRequest:
+        text, ids, rules = request.text, None, self.rules
+        if (text is None) == (request.input_ids is None):
+            raise ValidationError("exactly one of text and input_ids must be given", field="text")
+        nbytes = _FIXED_BYTES
+        if text is not None:
+            if not isinstance(text, str):
+                raise ValidationError(f"text must be a string, not {show(text)}", field="text")
+            if rules.skip_tokenizer_init:
+                raise ValidationError(
+                    "text needs a tokenizer, and skip_tokenizer_init is set: send input_ids", field="text"
+                )
+            size = check_text("text", text) if len(text) <= rules.max_prompt_bytes else len(text)
+            if size > rules.max_prompt_bytes:
+                raise ValidationError(
+                    f"text has {size} bytes or more; at most {rules.max_prompt_bytes} can be tokenised or fit",
+                    field="text",
+                )
+            nbytes += size
+            text = str(text)
+        else:
+            ids = prompt_ids(request.input_ids, rules.vocab_size)
+            nbytes += ids.nbytes
+        form = self._form(request.sampling_params)
+        hidden = request.return_hidden_states
+        if (
+            hidden is not False
+            and flag("return_hidden_states", hidden, False)
+            and not rules.enable_return_hidden_states
+        ):
+            raise ValidationError(
+                "return_hidden_states needs a server started with enable_return_hidden_states",
+                field="return_hidden_states",
+            )
+        asked, media, wire_fields = None, None, _NO_FIELDS
+        if request.token_ids_logprob is not None:
+            asked = token_ids(
+                "token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.limits.max_token_ids_logprob
+            )
+            nbytes += 8 * len(asked or ())
+        if request.media:
+            media, size = _media(request.media, rules)
+            nbytes += size
+        if request.wire_fields is not None:
+            wire_fields = _wire_fields(request.wire_fields, self.schema, rules.limits.max_custom_params_bytes)
+            nbytes += _encoded_size(wire_fields) if wire_fields else 0
+        start_len, top = request.logprob_start_len, request.top_logprobs_num
+        if start_len is not _NO_LOGPROBS:
+            start_len = integer("logprob_start_len", start_len, -1, -1, _INT64_MAX)
+        if top is not _NO_TOP:
+            top = integer("top_logprobs_num", top, 0, 0, self._most_top_logprobs)
+        flags = (
+            request.stream,
+            request.return_logprob,
+            request.return_text_in_logprobs,
+            hidden,
+            request.add_special_tokens,
+        )
+        if not _BOOLS.issuperset(map(type, flags)):
+            flags = tuple(flag(name, given, absent) for given, (name, absent) in zip(flags, _FLAGS, strict=True))
+        stream, return_logprob, return_text, hidden, special = flags
+        return NormalizedRequest(
+            rid=rid,
+            text=text,
+            input_ids=ids,
+            sampling=form.sampling,
+            stream=stream,
+            return_logprob=return_logprob,
+            logprob_start_len=start_len,
+            top_logprobs_num=top,
+            token_ids_logprob=asked,
+            return_text_in_logprobs=return_text,
+            return_hidden_states=hidden,
+            add_special_tokens=special,
+            wire_fields=wire_fields,
+            media=media,
+            nbytes=nbytes + form.nbytes,
+            slots=form.slots,
+            slots_schema=self.schema,
+        )
+
+    def _form(self, params: Any) -> Form:
+        if params is None:
+            params = {}
+        if isinstance(params, NormalizedSamplingParams):
+            return self._normalise.form(params)
+        if not isinstance(params, (dict, SamplingParams, Mapping)):
+            raise ValidationError(f"sampling_params must be an object, not {show(params)}", field="sampling_params")
+        return self._normalise(params)
+
+
+_BOOLS: Final = frozenset({bool})
+_FLAGS: Final = (
+    ("stream", False),
+    ("return_logprob", False),
+    ("return_text_in_logprobs", False),
+    ("return_hidden_states", False),
+    ("add_special_tokens", True),
+)
+_NO_LOGPROBS: Final = -1
+_NO_TOP: Final = 0
+_NO_FIELDS: Final[dict[str, Any]] = {}
+_admissions: Final[dict[tuple[int, int], Admission]] = {}
+
+
 def admit(request: GenerateRequest, rules: AdmissionRules, schema: WireSchema) -> NormalizedRequest:
     """The checked form of `request`. Raises ValidationError, which names the field and shows its value safely.
 
     Its `rid` is the client's own, once that was found usable.
     """
-    if not isinstance(request, GenerateRequest):
-        raise ValidationError(f"a request must be a GenerateRequest, not {show(request)}")
-    given = request.rid
-    if given is None:
-        return _admit(request, Rid.mint(), rules, schema)
-    rid = given if isinstance(given, Rid) else Rid.from_client(given, rules.limits.max_rid_bytes)
-    try:
-        return _admit(request, rid, rules, schema)
-    except ValidationError as error:
-        error.rid = rid.client_facing
-        raise
-
-
-def _admit(request: GenerateRequest, rid: Rid, rules: AdmissionRules, schema: WireSchema) -> NormalizedRequest:
-    text, ids = request.text, None
-    if (text is None) == (request.input_ids is None):
-        raise ValidationError("exactly one of text and input_ids must be given", field="text")
-    nbytes = _FIXED_BYTES
-    if text is not None:
-        if not isinstance(text, str):
-            raise ValidationError(f"text must be a string, not {show(text)}", field="text")
-        if rules.skip_tokenizer_init:
-            raise ValidationError(
-                "text needs a tokenizer, and skip_tokenizer_init is set: send input_ids", field="text"
-            )
-        size = check_text("text", text) if len(text) <= rules.max_prompt_bytes else len(text)
-        if size > rules.max_prompt_bytes:
-            raise ValidationError(
-                f"text has {size} bytes or more; at most {rules.max_prompt_bytes} can be tokenised or fit", field="text"
-            )
-        nbytes += size
-    else:
-        ids = prompt_ids(request.input_ids, rules.vocab_size)
-        nbytes += ids.nbytes
-    sampling = _sampling(request.sampling_params, rules)
-    if flag("return_hidden_states", request.return_hidden_states, False) and not rules.enable_return_hidden_states:
-        raise ValidationError(
-            "return_hidden_states needs a server started with enable_return_hidden_states", field="return_hidden_states"
-        )
-    asked = token_ids(
-        "token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.limits.max_token_ids_logprob
-    )
-    media, media_bytes = _media(request.media, rules)
-    wire_fields = _wire_fields(request.wire_fields, schema, rules.limits.max_custom_params_bytes)
-    return NormalizedRequest(
-        rid=rid,
-        text=None if text is None else str(text),
-        input_ids=ids,
-        sampling=sampling,
-        stream=flag("stream", request.stream, False),
-        return_logprob=flag("return_logprob", request.return_logprob, False),
-        logprob_start_len=integer("logprob_start_len", request.logprob_start_len, -1, -1, _INT64_MAX),
-        top_logprobs_num=integer(
-            "top_logprobs_num", request.top_logprobs_num, 0, 0, min(rules.limits.max_top_logprobs, rules.vocab_size)
-        ),
-        token_ids_logprob=asked,
-        return_text_in_logprobs=flag("return_text_in_logprobs", request.return_text_in_logprobs, False),
-        return_hidden_states=flag("return_hidden_states", request.return_hidden_states, False),
-        add_special_tokens=flag("add_special_tokens", request.add_special_tokens, True),
-        wire_fields=wire_fields,
-        media=media,
-        nbytes=nbytes
-        + media_bytes
-        + 8 * len(asked or ())
-        + _sampling_bytes(sampling)
-        + (_encoded_size(wire_fields) if wire_fields else 0),
-    )
+    admission = _admissions.get((id(rules), id(schema)))  # hashing both by content would cost more than an admission
+    if admission is None or admission.rules is not rules or admission.schema is not schema:
+        if len(_admissions) >= 64:
+            _admissions.clear()
+        admission = _admissions[id(rules), id(schema)] = Admission(rules, schema)
+    return admission.admit(request)
 
 
 def fit_length(n_input_tokens: int, request: NormalizedRequest, rules: AdmissionRules) -> Fit:
@@ -296,27 +366,6 @@ def prompt_ids(value: Any, vocab_size: int, field: str = "input_ids") -> Ids:
 
 def _bad_id(field: str, at: int, value: object, vocab_size: int) -> ValidationError:
     return ValidationError(f"{field}[{at}] is {show(value)}; it must be an integer in [0, {vocab_size})", field=field)
-
-
-def _sampling(params: Any, rules: AdmissionRules) -> NormalizedSamplingParams:
-    if params is None:
-        params = SamplingParams()
-    elif isinstance(params, Mapping):
-        params = SamplingParams.from_json(params)
-    elif not isinstance(params, (SamplingParams, NormalizedSamplingParams)):
-        raise ValidationError(f"sampling_params must be an object, not {show(params)}", field="sampling_params")
-    normal: NormalizedSamplingParams = params.normalize(
-        vocab_size=rules.vocab_size, skip_tokenizer_init=rules.skip_tokenizer_init, limits=rules.limits
-    )
-    return normal
-
-
-def _sampling_bytes(sampling: NormalizedSamplingParams) -> int:
-    size = 8 * len(sampling.stop_token_ids or ()) + 16 * len(sampling.logit_bias or ())
-    size += sum(map(len, sampling.stop_strs)) + sum(map(len, sampling.stop_regex_strs))
-    for grammar in (sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag):
-        size += 0 if grammar is None else len(grammar)
-    return size + (0 if sampling.custom_params is None else _encoded_size(sampling.custom_params))
 
 
 def _encoded_size(value: object) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import uuid
 import zlib
 from typing import Final
 
@@ -27,6 +26,7 @@ from .limits import default
 HEALTH_PREFIX: Final = "HEALTH_CHECK"
 _SUFFIX: Final = re.compile(r"#[0-9a-f]{16}\Z")
 _MASK: Final = (1 << 64) - 1
+_DRAWN_AT_ONCE: Final = 64
 
 
 class _Suffixes:
@@ -57,9 +57,32 @@ class _Suffixes:
         return suffix
 
 
+class _Drawn:
+    """Random hex digits, 32 at a time. They are drawn for many rids at once: asking the system costs more than the rest of a rid.
+
+    A forked child draws its own, or parent and child would hand out the same ones.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._left: list[str] = []
+
+    def take(self) -> str:
+        with self._lock:
+            if not self._left:
+                digits = os.urandom(16 * _DRAWN_AT_ONCE).hex()
+                self._left = [digits[at : at + 32] for at in range(0, len(digits), 32)]
+            return self._left.pop()
+
+
 _suffixes: Final = _Suffixes()
+_drawn: Final = _Drawn()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_suffixes.after_fork)
+    os.register_at_fork(after_in_child=_drawn.after_fork)
 
 
 def shard_of(rid: str, n: int, seed: int = 0) -> int:
@@ -67,6 +90,8 @@ def shard_of(rid: str, n: int, seed: int = 0) -> int:
 
     CRC-32 alone is linear (rids that differ in a counter would fill the shards in a pattern), so one multiplication mixes it.
     """
+    if n == 1:
+        return 0
     mixed = (
         (zlib.crc32(rid.encode("utf-8", "surrogatepass")) ^ (seed * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93
     ) & _MASK
@@ -92,18 +117,23 @@ class Rid(str):
     @classmethod
     def mint(cls) -> Rid:
         """A new rid for a request whose client gave none: 32 lowercase hex digits."""
-        return cls(uuid.uuid4().hex)
+        digits = _drawn.take()
+        rid = str.__new__(cls, digits)
+        rid.client_facing = digits
+        return rid
 
     @classmethod
     def health_check(cls) -> Rid:
         """A new rid for a health probe."""
-        return cls(f"{HEALTH_PREFIX}_{uuid.uuid4().hex}")
+        return cls(f"{HEALTH_PREFIX}_{_drawn.take()}")
 
     @classmethod
     def from_client(cls, rid: object, max_bytes: int = default("max_rid_bytes")) -> Rid:
         """A client's rid, made unique inside. ValidationError unless it is a string of 1 to `max_bytes` bytes of UTF-8."""
         client = check_client_rid(rid, max_bytes)
-        return cls(client + _suffixes.take())
+        made = str.__new__(cls, client + _suffixes.take())
+        made.client_facing = client
+        return made
 
     @classmethod
     def from_wire(cls, internal: str) -> Rid:

@@ -8,14 +8,18 @@ Owns: every rule about a sampling parameter. Rules it keeps:
   Nothing is judged by truthiness (``max_new_tokens=0`` stays 0).
 * null means the default for every field but `max_new_tokens`, where absent is 128, null is "no cap" and 0 is 0.
 * Whatever is admitted can be encoded: integers within the wire's range, strings within UTF-8. Messages name key and value.
+* What was normalised before is known again by its values, never by the object that held them: a client may change its
+  parameters between two requests, and a list in them even without touching the object.
 """
 
 from __future__ import annotations
 
+import marshal
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar, Final, Never
+from typing import Any, ClassVar, Final, NamedTuple, Never
 
 import msgspec
 
@@ -324,6 +328,109 @@ class SamplingParams:
             stop_str_max_len=stop_str_max_len,
             stop_regex_max_len=stop_regex_max_len,
         )
+
+
+class Form(NamedTuple):
+    """A normal form with what is always wanted beside it.
+
+    `nbytes` is what it counts against the budget of admitted bytes; `slots` its sampling array on the wire, or None where that
+    is not worth keeping.
+    """
+
+    sampling: NormalizedSamplingParams
+    nbytes: int
+    slots: bytes | None
+
+
+class Normaliser:
+    """`normalize` for one model, one set of limits and one wire, with the answers to parameters that were asked about lately.
+
+    Most requests of a server carry one of a few sets of parameters, and normalising one costs as much as all the rest of
+    admission. Answers are found by the exact values, and are worked out from the very copy of them that they are found by, so
+    nothing that a client does to its objects meanwhile can put a wrong answer there. Only plain values (and lists of strings or
+    of integers) are remembered, and only small ones; a refusal is worked out every time. Safe to call from several threads.
+    """
+
+    def __init__(self, vocab_size: int, skip_tokenizer_init: bool, limits: RequestLimits, schema: WireSchema) -> None:
+        self._vocab_size = vocab_size
+        self._skip_tokenizer_init = skip_tokenizer_init
+        self._limits = limits
+        self._schema = schema
+        self._lock = threading.Lock()
+        self._known: dict[bytes, Form] = {}
+
+    def __call__(self, params: SamplingParams | Mapping[str, Any]) -> Form:
+        """The normal form of `params`. Raises what `SamplingParams.from_json` and `normalize` raise."""
+        key = _fingerprint(params)
+        if key is None:
+            return self.form(params)
+        with self._lock:
+            form = self._known.get(key)
+        if form is None:
+            values = marshal.loads(key)
+            if type(values) is tuple:
+                values = dict(zip(SamplingParams.__slots__, values, strict=True))
+            form = self.form(values)
+            form = form._replace(slots=msgspec.msgpack.encode(form.sampling.to_wire(self._schema)))
+            with self._lock:
+                if len(self._known) >= _KNOWN_FORMS:
+                    self._known.clear()
+                self._known[key] = form
+        return form
+
+    def form(self, params: SamplingParams | NormalizedSamplingParams | Mapping[str, Any]) -> Form:
+        """The same, and nothing is remembered."""
+        if isinstance(params, Mapping):
+            params = SamplingParams.from_json(params)
+        sampling: NormalizedSamplingParams = params.normalize(
+            vocab_size=self._vocab_size, skip_tokenizer_init=self._skip_tokenizer_init, limits=self._limits
+        )
+        return Form(sampling, _nbytes(sampling), None)
+
+
+_KNOWN_FORMS: Final = 512
+_LARGEST_KNOWN: Final = 2048  # bytes of a fingerprint: what is remembered stays below a few MiB
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_STRINGS: Final = frozenset({str})
+_INTEGERS: Final = frozenset({int})
+_values: Final = attrgetter(*SamplingParams.__slots__)
+
+
+def _fingerprint(params: SamplingParams | Mapping[str, Any]) -> bytes | None:
+    """A copy of the values as bytes, equal only for values that are equal in type and in every bit; None for what is not plain.
+
+    `marshal` writes the exact type, where comparing would take True, 1 and 1.0 for one value, and -0.0 for 0.0. (Version 2, because
+    later ones note which objects are shared, and so depend on who else holds them.) It takes any foreign buffer for bytes, which
+    is why the types are looked at first.
+    """
+    held: Any
+    if type(params) is dict:
+        if not _STRINGS.issuperset(map(type, params)):
+            return None
+        held, values = params, params.values()
+    elif type(params) is SamplingParams:
+        held = values = _values(params)
+    else:
+        return None
+    if not _PLAIN.issuperset(map(type, values)) and not all(map(_is_plain, values)):
+        return None
+    key = marshal.dumps(held, 2)
+    return key if len(key) <= _LARGEST_KNOWN else None
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return _STRINGS.issuperset(map(type, value)) or _INTEGERS.issuperset(map(type, value))
+    return kind in _PLAIN
+
+
+def _nbytes(sampling: NormalizedSamplingParams) -> int:
+    size = 8 * len(sampling.stop_token_ids or ()) + 16 * len(sampling.logit_bias or ())
+    size += sum(map(len, sampling.stop_strs)) + sum(map(len, sampling.stop_regex_strs))
+    for grammar in (sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag):
+        size += 0 if grammar is None else len(grammar)
+    return size + (0 if sampling.custom_params is None else len(msgspec.msgpack.encode(sampling.custom_params)))
 
 
 _KEYS: Final = frozenset(SamplingParams.__slots__)
