@@ -25,7 +25,7 @@ from .clientjson import check_text
 from .errors import ValidationError, show
 from .limits import default
 from .rid import Rid
-from .sampling import Form, Normaliser, NormalizedSamplingParams, SamplingParams
+from .sampling import Form, Normaliser, NormalizedSamplingParams
 from .schema import IngressField, WireSchema
 
 Ids = NDArray[np.int64]
@@ -82,11 +82,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     media: Mapping[str, Any] | None = None
 
 
-class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class NormalizedRequest(msgspec.Struct, frozen=True):
     """A request that passed `admit`: exactly one of `text` and `input_ids` (int64 [tokens], this request's own copy).
 
-    `nbytes` is what it counts against the budget of admitted bytes: text, ids, and everything of a client's own size. `slots` is
-    its sampling array as `slots_schema` has it on the wire, where that was known from an earlier request.
+    `nbytes` is what it counts against the budget of admitted bytes: text, ids, and everything of a client's own size. `form` is
+    where `sampling` comes from; what else is in it is good only for those very parameters.
     """
 
     rid: Rid
@@ -104,8 +104,7 @@ class NormalizedRequest(msgspec.Struct, frozen=True, kw_only=True):
     wire_fields: dict[str, Any]
     media: dict[str, Any] | None
     nbytes: int
-    slots: bytes | None = None
-    slots_schema: WireSchema | None = None
+    form: Form | None = None
 
 
 class Fit(NamedTuple):
@@ -161,7 +160,7 @@ class Admission:
         else:
             ids = prompt_ids(request.input_ids, rules.vocab_size)
             nbytes += ids.nbytes
-        form = self._form(request.sampling_params)
+        form = self._normalise(request.sampling_params)
         hidden = request.return_hidden_states
         if (
             hidden is not False
@@ -189,7 +188,7 @@ class Admission:
             start_len = integer("logprob_start_len", start_len, -1, -1, _INT64_MAX)
         if top is not _NO_TOP:
             top = integer("top_logprobs_num", top, 0, 0, self._most_top_logprobs)
-        flags = (
+        flags: tuple[Any, ...] = (
             request.stream,
             request.return_logprob,
             request.return_text_in_logprobs,
@@ -199,34 +198,24 @@ class Admission:
         if not _BOOLS.issuperset(map(type, flags)):
             flags = tuple(flag(name, given, absent) for given, (name, absent) in zip(flags, _FLAGS, strict=True))
         stream, return_logprob, return_text, hidden, special = flags
-        return NormalizedRequest(
-            rid=rid,
-            text=text,
-            input_ids=ids,
-            sampling=form.sampling,
-            stream=stream,
-            return_logprob=return_logprob,
-            logprob_start_len=start_len,
-            top_logprobs_num=top,
-            token_ids_logprob=asked,
-            return_text_in_logprobs=return_text,
-            return_hidden_states=hidden,
-            add_special_tokens=special,
-            wire_fields=wire_fields,
-            media=media,
-            nbytes=nbytes + form.nbytes,
-            slots=form.slots,
-            slots_schema=self.schema,
+        return NormalizedRequest(  # by position: sixteen keywords cost eight times as much
+            rid,
+            text,
+            ids,
+            form.sampling,
+            stream,
+            return_logprob,
+            start_len,
+            top,
+            asked,
+            return_text,
+            hidden,
+            special,
+            wire_fields,
+            media,
+            nbytes + form.nbytes,
+            form,
         )
-
-    def _form(self, params: Any) -> Form:
-        if params is None:
-            params = {}
-        if isinstance(params, NormalizedSamplingParams):
-            return self._normalise.form(params)
-        if not isinstance(params, (dict, SamplingParams, Mapping)):
-            raise ValidationError(f"sampling_params must be an object, not {show(params)}", field="sampling_params")
-        return self._normalise(params)
 
 
 _BOOLS: Final = frozenset({bool})
@@ -262,6 +251,15 @@ def fit_length(n_input_tokens: int, request: NormalizedRequest, rules: Admission
     With `allow_auto_truncate` a prompt that does not fit keeps its head and leaves room for max_new_tokens, at least one token
     of each; a prompt that fits has max_new_tokens lowered, which is refused below min_new_tokens.
     """
+    sampling = request.sampling
+    asked = sampling.max_new_tokens
+    if (
+        asked
+        and sampling.min_new_tokens <= asked
+        and request.logprob_start_len <= n_input_tokens > 0
+        and n_input_tokens + asked <= rules.context_len - rules.num_reserved_tokens
+    ):
+        return Fit(n_input_tokens, asked)  # as most requests do
     try:
         return _fit(n_input_tokens, request, rules)
     except ValidationError as error:

@@ -42,6 +42,8 @@ _NOT_CONTROL: Final = frozenset(
 _NO_IDS: Final[Ids] = np.zeros(0, np.int64)
 _NO_IDS.flags.writeable = False
 _NO_CELLS: Final[dict[str, Ids]] = {}
+_INT64: Final = _NO_IDS.dtype
+_pack = msgspec.msgpack.encode
 
 
 class IngressMessage(msgspec.Struct, frozen=True):
@@ -55,7 +57,8 @@ class IngressMessage(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of header, ids and cells."""
-        return len(self.header) + self.ids.nbytes + sum(cell.nbytes for cell in self.cells.values())
+        size = len(self.header) + self.ids.nbytes
+        return size + sum(cell.nbytes for cell in self.cells.values()) if self.cells else size
 
 
 class IngressColumns:
@@ -209,6 +212,10 @@ class _Plan(NamedTuple):
     """The fields that headrace does not own, of a decoded header."""
     free_names: tuple[str, ...]
     free_defaults: tuple[object, ...]
+    front: tuple[bytes, bytes, bytes]
+    """Of a header with every default, encoded: what stands before the rid, between rid and text, between text and sampling."""
+    tails: dict[tuple[object, ...], bytes]
+    """What stands behind the sampling parameters, by `_flags`, for the usual ones; empty if the schema has another order."""
 
 
 _TYPES: Final[dict[str, Any]] = {
@@ -265,6 +272,7 @@ def _make_plan(schema: WireSchema) -> _Plan:
     def sampling(array: Any) -> NormalizedSamplingParams:
         return NormalizedSamplingParams(**dict(zip(known, get(array), strict=True)), **rest)
 
+    front, tails = _pieces(schema)
     return _Plan(
         schema=schema,
         blank=[field.default for field in schema.ingress_fields],
@@ -275,7 +283,33 @@ def _make_plan(schema: WireSchema) -> _Plan:
         free=attrgetter("rid", *(field.name for field in free)),
         free_names=tuple(field.name for field in free),
         free_defaults=tuple(field.default for field in free),
+        front=front,
+        tails=tails,
     )
+
+
+_FLAGS: Final = ("stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_hidden_states")
+_flags: Final = attrgetter(*_FLAGS)
+
+
+def _pieces(schema: WireSchema) -> tuple[tuple[bytes, bytes, bytes], dict[tuple[object, ...], bytes]]:
+    """`_Plan.front` and `_Plan.tails`."""
+    blank = [field.default for field in schema.ingress_fields]
+    at = {field.name: field.position for field in schema.ingress_fields}
+    rid, text, sampling = at["rid"], at["input_text"], at["sampling_params"]
+    if not rid < text < sampling < min(at[name] for name in _FLAGS):
+        return (b"", b"", b""), {}
+
+    def run(start: int, end: int) -> bytes:
+        return b"".join(map(_pack, blank[start:end]))
+
+    tails = {}
+    for stream in (False, True):
+        blank[at["stream"]] = stream
+        tails[tuple(blank[at[name]] for name in _FLAGS)] = run(sampling + 1, len(blank))
+    # an array's own first bytes, without its elements
+    front = _pack([None] * len(blank))[: -len(blank)] + run(0, rid)
+    return (front, run(rid + 1, text), run(text + 1, sampling)), tails
 
 
 # ---- encoding --------------------------------------------------------------------------------------------------------
@@ -295,39 +329,55 @@ def encode_generate(
     if type(request) is not NormalizedRequest:
         raise TypeError(f"only a NormalizedRequest can be encoded, not {show(request)}")
     plan = _plan(schema)
-    at = plan.at
-    header = plan.blank.copy()
     rid = str(request.rid)
-    slots = request.sampling.to_wire(schema)
+    ids = input_ids
+    if type(ids) is not np.ndarray or ids.dtype is not _INT64 or not ids.flags.c_contiguous:
+        ids = np.ascontiguousarray(ids, np.int64)
+    form, sampling, slots, tail = request.form, request.sampling, None, None
+    if form is not None and form.sampling is sampling and form.schema is schema:
+        slots = form.slots
+    usual = slots is not None and request.token_ids_logprob is None and not request.wire_fields
+    if usual and (max_new_tokens is ... or max_new_tokens == sampling.max_new_tokens):
+        tail = plan.tails.get(_flags(request))
+    if slots is not None and tail is not None:
+        # What most requests look like: everything between rid, text and sampling parameters is as always.
+        front, between, before = plan.front
+        try:
+            header = b"".join((front, _pack(rid), between, _pack(request.text), before, slots, tail))
+        except _UNFIT as fault:
+            raise _unfit(fault, request.rid.client_facing) from None
+        return IngressMessage(rid, header, ids)
+    shown = request.rid.client_facing
+    at = plan.at
+    fields = plan.blank.copy()
+    values = sampling.to_wire(schema)
     if max_new_tokens is not ...:
-        slots[schema.sampling_slots.index("max_new_tokens")] = max_new_tokens
-    header[at["rid"]] = rid
-    header[at["input_text"]] = request.text
-    header[at["sampling_params"]] = slots
-    header[at["return_logprob"]] = request.return_logprob
-    header[at["logprob_start_len"]] = request.logprob_start_len
-    header[at["top_logprobs_num"]] = request.top_logprobs_num
-    header[at["stream"]] = request.stream
-    header[at["return_hidden_states"]] = request.return_hidden_states
+        values[schema.sampling_slots.index("max_new_tokens")] = max_new_tokens
+    fields[at["rid"]] = rid
+    fields[at["input_text"]] = request.text
+    fields[at["sampling_params"]] = values
+    fields[at["return_logprob"]] = request.return_logprob
+    fields[at["logprob_start_len"]] = request.logprob_start_len
+    fields[at["top_logprobs_num"]] = request.top_logprobs_num
+    fields[at["stream"]] = request.stream
+    fields[at["return_hidden_states"]] = request.return_hidden_states
     for name, value in request.wire_fields.items():
         if name not in at:
-            raise EncodeError(f"wire {schema.name} has no field {show(name)}", rid=request.rid.client_facing)
-        header[at[name]] = value
+            raise EncodeError(f"wire {schema.name} has no field {show(name)}", rid=shown)
+        fields[at[name]] = value
     cells = _NO_CELLS
     if request.token_ids_logprob is not None:
         if plan.cell:
             cells = {"token_ids_logprob": np.array(request.token_ids_logprob, np.int64)}
         else:
-            header[at["token_ids_logprob"]] = request.token_ids_logprob
-    return IngressMessage(
-        rid, _pack(header, request.rid.client_facing), np.ascontiguousarray(input_ids, np.int64), cells
-    )
+            fields[at["token_ids_logprob"]] = request.token_ids_logprob
+    return IngressMessage(rid, _encoded(fields, shown), ids, cells)
 
 
 def encode_abort(schema: WireSchema, rid: str | None, abort_all: bool = False) -> IngressMessage:
     """The message that stops the request with this internal rid, or every request."""
     rid = "" if rid is None else str(rid)
-    return IngressMessage(rid, _pack([ABORT_TAG, rid, None, abort_all, None, None], None), _NO_IDS, _NO_CELLS)
+    return IngressMessage(rid, _encoded([ABORT_TAG, rid, None, abort_all, None, None], None), _NO_IDS, _NO_CELLS)
 
 
 def encode_control(schema: WireSchema, tag: str, rid: str, *fields: object) -> IngressMessage:
@@ -337,14 +387,21 @@ def encode_control(schema: WireSchema, tag: str, rid: str, *fields: object) -> I
     """
     if not isinstance(tag, str) or not tag or tag in _NOT_CONTROL:
         raise ValidationError(f"{show(tag)} is not the tag of a control request", field="tag")
-    return IngressMessage(str(rid), _pack([tag, str(rid), None, *fields], None), _NO_IDS, _NO_CELLS)
+    return IngressMessage(str(rid), _encoded([tag, str(rid), None, *fields], None), _NO_IDS, _NO_CELLS)
 
 
-def _pack(header: list[Any], rid: str | None) -> bytes:
+_UNFIT: Final = (TypeError, ValueError, OverflowError, RecursionError)  # UnicodeError is a ValueError
+
+
+def _encoded(value: Any, rid: str | None) -> bytes:
     try:
-        return msgspec.msgpack.encode(header)
-    except (TypeError, ValueError, OverflowError, RecursionError) as fault:  # UnicodeError is a ValueError
-        raise EncodeError(f"the request cannot be put on the wire: {show(str(fault))}", rid=rid) from None
+        return _pack(value)
+    except _UNFIT as fault:
+        raise _unfit(fault, rid) from None
+
+
+def _unfit(fault: Exception, rid: str | None) -> EncodeError:
+    return EncodeError(f"the request cannot be put on the wire: {show(str(fault))}", rid=rid)
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------

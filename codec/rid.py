@@ -27,6 +27,7 @@ HEALTH_PREFIX: Final = "HEALTH_CHECK"
 _SUFFIX: Final = re.compile(r"#[0-9a-f]{16}\Z")
 _MASK: Final = (1 << 64) - 1
 _DRAWN_AT_ONCE: Final = 64
+_new = str.__new__
 
 
 class _Suffixes:
@@ -72,10 +73,12 @@ class _Drawn:
 
     def take(self) -> str:
         with self._lock:
-            if not self._left:
-                digits = os.urandom(16 * _DRAWN_AT_ONCE).hex()
-                self._left = [digits[at : at + 32] for at in range(0, len(digits), 32)]
-            return self._left.pop()
+            return (self._left or self._draw()).pop()
+
+    def _draw(self) -> list[str]:
+        digits = os.urandom(16 * _DRAWN_AT_ONCE).hex()
+        self._left = [digits[at : at + 32] for at in range(0, len(digits), 32)]
+        return self._left
 
 
 _suffixes: Final = _Suffixes()
@@ -118,7 +121,7 @@ class Rid(str):
     def mint(cls) -> Rid:
         """A new rid for a request whose client gave none: 32 lowercase hex digits."""
         digits = _drawn.take()
-        rid = str.__new__(cls, digits)
+        rid = _new(cls, digits)
         rid.client_facing = digits
         return rid
 
@@ -131,7 +134,7 @@ class Rid(str):
     def from_client(cls, rid: object, max_bytes: int = default("max_rid_bytes")) -> Rid:
         """A client's rid, made unique inside. ValidationError unless it is a string of 1 to `max_bytes` bytes of UTF-8."""
         client = check_client_rid(rid, max_bytes)
-        made = str.__new__(cls, client + _suffixes.take())
+        made = _new(cls, client + _suffixes.take())
         made.client_facing = client
         return made
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import marshal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple, Never
@@ -333,13 +333,14 @@ class SamplingParams:
 class Form(NamedTuple):
     """A normal form with what is always wanted beside it.
 
-    `nbytes` is what it counts against the budget of admitted bytes; `slots` its sampling array on the wire, or None where that
-    is not worth keeping.
+    `nbytes` is what it counts against the budget of admitted bytes; `slots` its sampling array as `schema` has it on the wire, or
+    None where that is not worth keeping.
     """
 
     sampling: NormalizedSamplingParams
     nbytes: int
-    slots: bytes | None
+    schema: WireSchema
+    slots: bytes | None = None
 
 
 class Normaliser:
@@ -359,18 +360,19 @@ class Normaliser:
         self._lock = threading.Lock()
         self._known: dict[bytes, Form] = {}
 
-    def __call__(self, params: SamplingParams | Mapping[str, Any]) -> Form:
-        """The normal form of `params`. Raises what `SamplingParams.from_json` and `normalize` raise."""
+    def __call__(self, params: Any) -> Form:
+        """The normal form of `params`: SamplingParams, normalised or not, a mapping as for `SamplingParams.from_json`, or None for the
+        defaults. ValidationError for anything else, and what those raise."""
         key = _fingerprint(params)
         if key is None:
-            return self.form(params)
+            return self._form(params)
         with self._lock:
             form = self._known.get(key)
         if form is None:
             values = marshal.loads(key)
             if type(values) is tuple:
                 values = dict(zip(SamplingParams.__slots__, values, strict=True))
-            form = self.form(values)
+            form = self._form(values)
             form = form._replace(slots=msgspec.msgpack.encode(form.sampling.to_wire(self._schema)))
             with self._lock:
                 if len(self._known) >= _KNOWN_FORMS:
@@ -378,14 +380,17 @@ class Normaliser:
                 self._known[key] = form
         return form
 
-    def form(self, params: SamplingParams | NormalizedSamplingParams | Mapping[str, Any]) -> Form:
-        """The same, and nothing is remembered."""
+    def _form(self, params: Any) -> Form:
         if isinstance(params, Mapping):
             params = SamplingParams.from_json(params)
+        elif params is None:
+            params = SamplingParams()
+        elif not isinstance(params, (SamplingParams, NormalizedSamplingParams)):
+            raise ValidationError(f"sampling_params must be an object, not {show(params)}", field="sampling_params")
         sampling: NormalizedSamplingParams = params.normalize(
             vocab_size=self._vocab_size, skip_tokenizer_init=self._skip_tokenizer_init, limits=self._limits
         )
-        return Form(sampling, _nbytes(sampling), None)
+        return Form(sampling, _nbytes(sampling), self._schema)
 
 
 _KNOWN_FORMS: Final = 512
@@ -393,10 +398,11 @@ _LARGEST_KNOWN: Final = 2048  # bytes of a fingerprint: what is remembered stays
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _STRINGS: Final = frozenset({str})
 _INTEGERS: Final = frozenset({int})
+_NOTHING: Final = marshal.dumps({}, 2)
 _values: Final = attrgetter(*SamplingParams.__slots__)
 
 
-def _fingerprint(params: SamplingParams | Mapping[str, Any]) -> bytes | None:
+def _fingerprint(params: Any) -> bytes | None:
     """A copy of the values as bytes, equal only for values that are equal in type and in every bit; None for what is not plain.
 
     `marshal` writes the exact type, where comparing would take True, 1 and 1.0 for one value, and -0.0 for 0.0. (Version 2, because
@@ -404,12 +410,15 @@ def _fingerprint(params: SamplingParams | Mapping[str, Any]) -> bytes | None:
     is why the types are looked at first.
     """
     held: Any
+    values: Iterable[Any]
     if type(params) is dict:
         if not _STRINGS.issuperset(map(type, params)):
             return None
         held, values = params, params.values()
     elif type(params) is SamplingParams:
         held = values = _values(params)
+    elif params is None:
+        return _NOTHING
     else:
         return None
     if not _PLAIN.issuperset(map(type, values)) and not all(map(_is_plain, values)):
