@@ -29,7 +29,7 @@ _BATCH: Final = 16
 _UNIT: Final = "CPU µs per request"
 
 
-def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int = 64, tokens: int = 500) -> list[Line]:
+def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int = 256, tokens: int = 500) -> list[Line]:
     """Prompts of about `tokens` tokens, each way in with each back end that there is.
 
     A back end lives as long as the rows do, as in a server (and as the peers do): what a library works out once for each thread or
@@ -37,10 +37,11 @@ def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int 
     """
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     prompts = [tokenizer.decode(ids[at * tokens : (at + 1) * tokens]) for at in range(requests)]
-    plain, best = TokenizersBackend(tokenizer), choose_backend(tokenizer)
+    plain = front(tokenizer, TokenizersBackend(tokenizer))
+    best = front(tokenizer, choose_backend(tokenizer))
 
-    def through(backend: TokenizerBackend, batch: bool) -> Peer:
-        return lambda: into_columns(tokenizer, prompts, backend, batch=batch) / requests * 1e6
+    def through(manager: TokenizerManager, batch: bool) -> Peer:
+        return lambda: into_columns(manager, prompts, batch=batch) / requests * 1e6
 
     peers: dict[str, Peer] = {TOKENIZING: lambda: tokenising(plain, prompts) / requests * 1e6}
     fast_peers = dict(peers)
@@ -49,30 +50,43 @@ def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int 
     lines: list[Line] = []
     for name, batch in (("generate", False), ("generate_batch", True)):
         lines.append((f"text in, tokenizers, {name}", _UNIT, through(plain, batch), peers, {TOKENIZING: 1.1}))
-        if best.name == "fastokens":
+        if _backend(best).name == "fastokens":
             lines.append((f"text in, fastokens, {name}", _UNIT, through(best, batch), fast_peers, {RUST_IN: 1 / 10}))
 
         def over(batch: bool = batch) -> float:
-            return overhead(tokenizer, prompts, best, batch=batch) / requests * 1e6
+            return overhead(best, prompts, batch=batch) / requests * 1e6
 
         lines.append((f"text in, beside tokenising, {name}", _UNIT, over, {LIMIT: lambda: 1.0}, {LIMIT: 25.0}))
     return lines
 
 
-def overhead(
-    tokenizer: Tokenizer, prompts: Sequence[str], backend: TokenizerBackend, *, batch: bool, rounds: int = 5
-) -> float:
+def front(tokenizer: Tokenizer, backend: TokenizerBackend) -> TokenizerManager:
+    """A manager that admits, with one worker on `backend`; its moves are the caller's to make."""
+    manager = TokenizerManager(
+        RuntimeConfig(tokenizer=tokenizer, tokenizer_workers=1, context_len=1 << 16, fast_tokenizer=False)
+    )
+    manager._pipeline.live.open_admission()
+    manager._pipeline.workers[0]._backend = backend
+    return manager
+
+
+def _backend(manager: TokenizerManager) -> Any:
+    return manager._pipeline.workers[0]._backend
+
+
+def overhead(manager: TokenizerManager, prompts: Sequence[str], *, batch: bool, rounds: int = 5) -> float:
     """CPU seconds beside the library's own call with the same texts; both are the least of `rounds`, in turn."""
     whole = alone = float("inf")
     for _ in range(rounds):
-        whole = min(whole, into_columns(tokenizer, prompts, backend, batch=batch))
-        alone = min(alone, tokenising(backend, prompts))
+        whole = min(whole, into_columns(manager, prompts, batch=batch))
+        alone = min(alone, tokenising(manager, prompts))
     return whole - alone
 
 
-def tokenising(backend: TokenizerBackend, prompts: Sequence[str]) -> float:
+def tokenising(manager: TokenizerManager, prompts: Sequence[str]) -> float:
     """CPU seconds of the library's batch call alone, its result in the library's own form."""
-    library = backend._tokenizer  # type: ignore[attr-defined]
+    backend = _backend(manager)
+    library = backend._tokenizer
     call: Callable[[list[str]], object] = (
         library.encode_batch_flat if backend.name == "fastokens" else library.encode_batch_fast
     )
@@ -83,16 +97,9 @@ def tokenising(backend: TokenizerBackend, prompts: Sequence[str]) -> float:
     return time.process_time() - began
 
 
-def into_columns(
-    tokenizer: Tokenizer, prompts: Sequence[str], backend: TokenizerBackend, *, batch: bool = False
-) -> float:
-    """CPU seconds from `generate` (or `generate_batch`) to the columns that the scheduler drains."""
-    manager = TokenizerManager(
-        RuntimeConfig(tokenizer=tokenizer, tokenizer_workers=1, context_len=1 << 16, fast_tokenizer=False)
-    )
+def into_columns(manager: TokenizerManager, prompts: Sequence[str], *, batch: bool = False) -> float:
+    """CPU seconds from `generate` (or `generate_batch`) to the columns that the scheduler drains. The requests are then aborted."""
     pipeline = manager._pipeline
-    pipeline.live.open_admission()
-    pipeline.workers[0]._backend = backend
     drained, handles, params = 0, [], {"max_new_tokens": 8}
     gc.collect()
     began = time.process_time()
@@ -109,4 +116,9 @@ def into_columns(
     spent = time.process_time() - began
     if drained != len(prompts):
         raise RuntimeError(f"{drained} of {len(prompts)} requests reached the scheduler")
+    manager.abort_all()
+    while pipeline.move_ingress() or pipeline.move_shard(0):
+        manager.scheduler.recv_requests(256)
+    if len(pipeline.live):
+        raise RuntimeError(f"{len(pipeline.live)} requests are still live")
     return spent
