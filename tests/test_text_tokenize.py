@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import types
 import unicodedata
@@ -148,6 +149,16 @@ def test_mutant_a_fast_back_end_with_other_ids_is_refused_with_a_logged_reason(f
         assert choose_backend(tb(["né"])).name == "tokenizers"
     assert len(caplog.records) == 1
     assert "fastokens" in caplog.text
+
+
+@pytest.mark.parametrize("own", [None, "3"])
+def test_the_fast_library_works_on_the_workers_thread_unless_somebody_says_otherwise(monkeypatch, fake_fast, own):
+    if own is None:
+        monkeypatch.delenv("FASTOKENS_BPE_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("FASTOKENS_BPE_THREADS", own)
+    assert choose_backend(tb()).name == "fastokens"
+    assert os.environ["FASTOKENS_BPE_THREADS"] == (own or "1")
 
 
 def test_without_the_fast_package_there_is_nothing_to_say(monkeypatch, caplog):

@@ -16,7 +16,7 @@ import logging
 import os
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -83,7 +83,14 @@ class TokenizersBackend:
             if not is_foreign_fault(error):
                 raise
             raise TokenizeError("the tokenizer failed on this text") from error
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        return _cut([encoding.ids for encoding in encodings])
+
+
+def _cut(rows: list[list[int]]) -> list[NDArray[np.int64]]:
+    """An array for each row, cut out of one."""
+    sizes = list(map(len, rows))
+    whole = np.fromiter(chain.from_iterable(rows), np.int64, sum(sizes))
+    return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 class FastokensBackend:
@@ -151,6 +158,9 @@ def choose_backend(tokenizer: Tokenizer, *, fast: bool = True) -> TokenizerBacke
         from fastokens import Tokenizer as Fast  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return sure
+    # Its own pool would only hand work between threads: the workers are the threads here, and a batch of theirs costs it a wake-up of
+    # each of its own, which is more than the batch. It reads this once, when it is first used; who has set it knows better.
+    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     try:
         candidate = FastokensBackend(Fast.from_json_str(tokenizer.to_str()))
     except BaseException as error:  # it reads fewer kinds of tokenizers, and says so in its own ways
