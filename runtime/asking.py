@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..codec import GenerateRequest, Rid, WireSchema, admit, encode_control
-from ..codec.admission import AdmissionRules
+from ..codec import GenerateRequest, IngressMessage, Rid, WireSchema, encode_control
+from ..codec.admission import Admission, AdmissionRules, NormalizedRequest
 from ..codec.errors import InternalError, QueueFullError, SchedulerGoneError, ShuttingDownError, ValidationError, show
 from ..fsm import AbortSource, Trace
 from .channel import PushResult
@@ -26,6 +26,7 @@ from .stages.life import Group, Kind, Life
 from .text.engine import TextEngine
 from .waits import seconds
 
+_OK = PushResult.OK  # a member's look-up through its class costs as much as a whole hand-over
 _NOT_CONTROL = ("TokenizedGenerateReqInput", "TokenizedEmbeddingReqInput", "AbortReq")
 
 
@@ -45,19 +46,45 @@ class Asking(Service):
         super().__init__(config, pipeline, trace)
         self._schema = schema
         self._rules = rules
+        self._admission = Admission(rules, schema)
+        self._hubs = pipeline.hubs
+        self._shard_seed = config.shard_seed
+        self._sink_capacity = config.sink_capacity
         self._engine = engine
 
-    def _life(self, rid: Rid, kind: Kind, **fields: Any) -> Life:
-        shard = rid.shard(len(self._pipeline.shards), seed=self.config.shard_seed)
-        sink = Sink(self._pipeline.hubs[shard], self.config.sink_capacity, str(rid))
-        return Life(str(rid), kind, sink, shown_rid=rid.client_facing, shard=shard, **fields)
+    def _life(
+        self,
+        rid: Rid,
+        kind: Kind,
+        *,
+        request: NormalizedRequest | None = None,
+        ids: np.ndarray[Any, Any] | None = None,
+        message: IngressMessage | None = None,
+        stream: bool = True,
+        nbytes: int = 0,
+    ) -> Life:
+        name = str(rid)
+        shard = rid.shard(len(self._hubs), self._shard_seed)
+        return Life(
+            name,
+            kind,
+            Sink(self._hubs[shard], self._sink_capacity, name),
+            shown_rid=rid.client_facing,
+            shard=shard,
+            request=request,
+            ids=ids,
+            message=message,
+            stream=stream,
+            nbytes=nbytes,
+        )
 
     def _put(self, lives: list[Life]) -> None:
         result = self._pipeline.submit(Group(lives))
+        if result is _OK:
+            return
         if result is PushResult.FULL:
             raise QueueFullError("too many requests are waiting to be taken; try again later")
-        if result is PushResult.CLOSED:
-            raise ShuttingDownError("the manager is shutting down")
+        raise ShuttingDownError("the manager is shutting down")
 
     def control(self, tag: str, *fields: Any, timeout: float | None = None) -> bytes:
         """Send a control request and return the scheduler's answer, verbatim.
@@ -155,7 +182,7 @@ class Asking(Service):
                 rid=Rid.health_check(),
                 stream=False,
             )
-            admitted = admit(request, self._rules, self._schema)
+            admitted = self._admission.admit(request)
             probe = self._life(
                 admitted.rid,
                 Kind.GENERATE,

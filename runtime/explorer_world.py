@@ -39,7 +39,7 @@ from .channel import Bell, PushResult
 from .closing import Closing, Until, Wait
 from .config import RuntimeConfig
 from .pipeline import Pipeline
-from .sim_oracle import Broken, Client, Oracle, end_of
+from .sim_oracle import Broken, Client, Oracle, end_of, room_of
 from .sim_parts import Parked, SimLock, SimPrimitives
 from .sim_world import BOOM, RaisingBackend, common
 from .sink import Sink
@@ -346,9 +346,8 @@ class SmallWorld:
 
     def _do_ingress(self) -> None:
         pipeline = self.pipeline
-        facts = pipeline.facts()
-        self.oracle.room = (facts.ring_room - len(pipeline.ingress.owed), facts.pool_room)
         self._moved(pipeline.move_ingress(), "ingress")
+        self.oracle.room = room_of(pipeline)
 
     def _do_worker(self, index: int) -> None:
         self._moved(self.pipeline.move_worker(index), "a worker")

@@ -33,6 +33,8 @@ class LiveTable:
         self._owed: set[str] = set()
         self._bytes: dict[str, int] = {}
         self._nbytes = 0
+        self._in_ring = 0  # bytes in the ring, or more: what it has given since it was last asked is not known here
+        self._pushed = 0  # bytes that have ever reached the ring
         self._refused: dict[str, int] = {}
         self._refusal: HeadraceError | None = ShuttingDownError("the manager is not started")
 
@@ -47,26 +49,56 @@ class LiveTable:
             if self._refusal is None or isinstance(refusal, type(self._refusal)):
                 self._refusal = refusal
 
-    def book(self, lives: Sequence[Life], ring_bytes: int) -> None:
-        """A slot and the bytes for each of `lives`, or for none: raises QueueFullError or the refusal."""
+    def book(self, lives: Sequence[Life]) -> bool:
+        """A slot and the bytes for each of `lives`, or for none: raises QueueFullError or the refusal.
+
+        False, and nothing is booked, if the bytes may be too many: what has left the ring since it was last asked is not known
+        here. Then `book_exactly` decides.
+        """
+        nbytes = 0
+        for life in lives:
+            nbytes += life.nbytes
+        with self._lock:
+            if self._refusal is not None or len(self._lives) + len(lives) > self._max_live:
+                self._check_slots(lives)
+            if self._nbytes + self._in_ring + nbytes > self._max_bytes:
+                return False
+            self._enter(lives, nbytes)
+            return True
+
+    def mark(self) -> int:
+        """For `book_exactly`: how many bytes had reached the ring when it was asked."""
+        with self._lock:
+            return self._pushed
+
+    def book_exactly(self, lives: Sequence[Life], ring_bytes: int, mark: int) -> None:
+        """`book`, knowing that the ring held `ring_bytes` at some moment after `mark` was taken."""
         nbytes = sum(life.nbytes for life in lives)
         with self._lock:
-            if self._refusal is not None:
-                raise type(self._refusal)(self._refusal.message)
-            if len(self._lives) + len(lives) > self._max_live:
-                self._refuse("max_live_requests", len(lives))
-                raise QueueFullError(f"{self._max_live} requests are live, which is the limit; try again later")
-            if self._nbytes + ring_bytes + nbytes > self._max_bytes:
+            self._in_ring = min(self._in_ring, ring_bytes + self._pushed - mark)
+            self._check_slots(lives)
+            if self._nbytes + self._in_ring + nbytes > self._max_bytes:
                 self._refuse("admitted_bytes", len(lives))
                 raise QueueFullError(
                     f"{self._max_bytes} bytes of requests are waiting, which is the limit; try again later"
                 )
-            for life in lives:
-                self._lives[life.rid] = life
-                self._bytes[life.rid] = life.nbytes
-                if life.shown_rid is not None:
-                    self._shown.setdefault(life.shown_rid, {})[life.rid] = None
-            self._nbytes += nbytes
+            self._enter(lives, nbytes)
+
+    def _check_slots(self, lives: Sequence[Life]) -> None:
+        if self._refusal is not None:
+            raise type(self._refusal)(self._refusal.message)
+        if len(self._lives) + len(lives) > self._max_live:
+            self._refuse("max_live_requests", len(lives))
+            raise QueueFullError(f"{self._max_live} requests are live, which is the limit; try again later")
+
+    def _enter(self, lives: Sequence[Life], nbytes: int) -> None:
+        for life in lives:
+            rid = life.rid
+            self._lives[rid] = life
+            self._bytes[rid] = life.nbytes
+            if life.shown_rid is not None and life.shown_rid != rid:
+                self._shown.setdefault(life.shown_rid, {})[rid] = None
+        self._nbytes += nbytes
 
     def refused(self, limit: str, count: int) -> None:
         """`count` requests were refused on the caller's thread, at the limit of this name."""
@@ -81,10 +113,13 @@ class LiveTable:
         with self._lock:
             return dict(self._refused)
 
-    def pushed(self, rid: str) -> None:
-        """The ring counts the bytes of `rid` from now on."""
+    def pushed(self, lives: Sequence[Life], nbytes: int) -> None:
+        """The ring counts the bytes of `lives` from now on: `nbytes`."""
         with self._lock:
-            self._nbytes -= self._bytes.pop(rid, 0)
+            for life in lives:
+                self._nbytes -= self._bytes.pop(life.rid, 0)
+            self._in_ring += nbytes
+            self._pushed += nbytes
 
     def end(self, rid: str) -> None:
         """The terminal item of `rid` is out: give its slot back."""
@@ -94,7 +129,7 @@ class LiveTable:
                 return
             self._nbytes -= self._bytes.pop(rid, 0)
             self._asked.discard(rid)
-            if life.shown_rid is not None:
+            if life.shown_rid is not None and life.shown_rid != rid:
                 mates = self._shown[life.shown_rid]
                 del mates[rid]
                 if not mates:
@@ -131,7 +166,11 @@ class LiveTable:
     def named(self, shown_rid: str) -> list[str]:
         """The live requests whose client-facing rid is exactly `shown_rid`."""
         with self._lock:
-            return list(self._shown.get(shown_rid, ()))
+            found = list(self._shown.get(shown_rid, ()))
+            life = self._lives.get(shown_rid)  # a rid that headrace made is shown as it is
+            if life is not None and life.shown_rid == shown_rid:
+                found.append(shown_rid)
+            return found
 
     def find(self, rid: str) -> Life | None:
         """The live request with the internal rid `rid`."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..codec import GenerateBody, GenerateRequest, SamplingParams, admit
+from ..codec import GenerateBody, GenerateRequest, SamplingParams
 from ..codec.admission import NormalizedRequest
 from ..codec.body import batch_rids
 from ..codec.errors import InternalError, ValidationError, show
@@ -35,6 +35,8 @@ from .stats import Stats, collect, limits_reached, ring_stats
 from .steps import StepBatch
 from .text.engine import TextEngine
 from .text.tokenize import choose_backend, load_tokenizer, max_token_bytes
+
+_GENERATE = Kind.GENERATE  # looking a member up through its class costs more than handing it on
 
 
 class TokenizerManager(Asking):
@@ -60,6 +62,8 @@ class TokenizerManager(Asking):
         pipeline = Pipeline(config, schema, rules, engine, self._backend, record=trace)
         super().__init__(config, pipeline, trace, schema=schema, rules=rules, engine=engine)
         self.scheduler = SchedulerPort(schema, pipeline.ring_in_consumer, pipeline.ring_out_producer)
+        self._abort_one = pipeline.abort
+        self._cumulative = not config.incremental_streaming_output
         self._step_callback: Callable[[StepBatch], None] | None = None
         self._step_locks = [threading.Lock() for _ in pipeline.shards]
         pipeline.on_step = self._deliver_step
@@ -95,9 +99,11 @@ class TokenizerManager(Asking):
         ends the handle with its error. `deadline_s` seconds from now the request is aborted. ``sink="step"`` delivers to the
         callback of `on_step` instead of the handle.
         """
-        request = _request(
-            prompt,
-            params,
+        is_text = isinstance(prompt, str)
+        request = GenerateRequest(
+            text=prompt if is_text else None,  # type: ignore[arg-type]
+            input_ids=None if is_text else prompt,
+            sampling_params=params,
             rid=rid,
             stream=stream,
             return_logprob=return_logprob,
@@ -110,7 +116,12 @@ class TokenizerManager(Asking):
             wire_fields=wire_fields,
             media=media,
         )
-        return self._submit([request], sink, deadline_s)[0]
+        self._check_usable()
+        if sink != "handle" or deadline_s is not None:
+            self._check_options(sink, deadline_s)
+        life, handle = self._make(self._admission.admit(request), sink)
+        self._enter([life], [handle], deadline_s)
+        return handle
 
     def generate_batch(
         self,
@@ -160,6 +171,33 @@ class TokenizerManager(Asking):
         self, requests: Sequence[GenerateRequest], sink: str, deadline_s: float | None, *, batch: bool = False
     ) -> list[RequestHandle]:
         self._check_usable()
+        self._check_options(sink, deadline_s)
+        if batch:
+            self._check_batch(requests)
+        admit = self._admission.admit
+        admitted = [admit(request) for request in requests]
+        lives, handles = [], []
+        for request in admitted:
+            life, handle = self._make(request, sink)
+            lives.append(life)
+            handles.append(handle)
+        self._enter(lives, handles, deadline_s)
+        return handles
+
+    def _enter(self, lives: list[Life], handles: Sequence[RequestHandle], deadline_s: float | None) -> None:
+        """Put in what was admitted. Where that is refused, nobody has the handles, and nobody will."""
+        try:
+            self._put(lives)
+        except BaseException:
+            for handle in handles:
+                handle.forget()
+            raise
+        if deadline_s is not None:
+            when = time.monotonic() + deadline_s
+            for life in lives:
+                self._forgotten.put((life.rid, when))
+
+    def _check_options(self, sink: str, deadline_s: float | None) -> None:
         if sink not in ("handle", "step"):
             raise ValidationError(f"sink must be 'handle' or 'step', not {show(sink)}", field="sink")
         if sink == "step" and self._step_callback is None:
@@ -172,25 +210,6 @@ class TokenizerManager(Asking):
             raise ValidationError(
                 f"deadline_s must be a finite number of at least 0, not {show(deadline_s)}", field="deadline_s"
             )
-        if batch:
-            self._check_batch(requests)
-        admitted = [admit(request, self._rules, self._schema) for request in requests]
-        handles, lives = [], []
-        for request in admitted:
-            life, handle = self._make(request, sink)
-            lives.append(life)
-            handles.append(handle)
-        try:
-            self._put(lives)
-        except BaseException:
-            for handle in handles:
-                handle.forget()
-            raise
-        if deadline_s is not None:
-            when = time.monotonic() + deadline_s
-            for life in lives:
-                self._forgotten.put((life.rid, when))
-        return handles
 
     def _check_batch(self, requests: Sequence[GenerateRequest]) -> None:
         most = min(self.config.max_batch_items, self.config.ingress_ring_capacity)
@@ -202,20 +221,21 @@ class TokenizerManager(Asking):
     def _make(self, request: NormalizedRequest, sink: str) -> tuple[Life, RequestHandle]:
         rid = request.rid
         life = self._life(
-            rid, Kind.GENERATE, request=request, ids=request.input_ids, stream=request.stream, nbytes=request.nbytes
+            rid, _GENERATE, request=request, ids=request.input_ids, stream=request.stream, nbytes=request.nbytes
         )
         if sink == "step":
             life.sink = None
         handle = RequestHandle(
-            str(rid),
+            life.rid,
             rid.client_facing,
             life.sink,
-            self._pipeline.abort,
+            self._abort_one,
             self._forgotten.put,
-            cumulative=not self.config.incremental_streaming_output,
+            cumulative=self._cumulative,
             token_text=self._engine.token_text if request.return_text_in_logprobs and self._backend else None,
         )
-        life.token = handle if sink == "step" else None
+        if sink == "step":
+            life.token = handle
         return life, handle
 
     def abort(self, rid: str) -> int:

@@ -51,6 +51,7 @@ _RUN = 64  # frames that are taken from the ring at once, so that those that are
 _RUN_BYTES = 4 << 20  # and their size, which is out of the ring's account while they are served
 
 _NO_IDS = np.empty(0, dtype=np.int64)
+_OK = PushResult.OK
 
 
 class Gone(Message):
@@ -140,13 +141,16 @@ class Pipeline:
 
     def submit(self, group: Group) -> PushResult:
         """Book and leave a group in the inbox: OK, FULL or CLOSED. Raises what `LiveTable.book` raises. All or none."""
-        # the table's bytes are read before the ring's: a request that moves between the two is counted twice, never not at all
-        self.live.book(group.members, self.ring_in.facts().nbytes)
+        members = group.members
+        if not self.live.book(members):
+            # Near the limit the ring is asked. The mark is taken first: what reaches the ring later is counted twice, never not at all.
+            mark = self.live.mark()
+            self.live.book_exactly(members, self.ring_in.facts().nbytes, mark)
         result = self.inbox.put(group)
-        if not result:
+        if result is not _OK:
             if result is PushResult.FULL:
-                self.live.refused("channel_capacity", len(group.members))
-            for life in group.members:
+                self.live.refused("channel_capacity", len(members))
+            for life in members:
                 self.live.end(life.rid)
         return result
 
@@ -179,7 +183,7 @@ class Pipeline:
         return Facts(room, closed, max(0, self.config.channel_capacity - queued) if self.jobs else 0)
 
     def move_ingress(self) -> bool:
-        """One message of the first enabled lane: aborts, tokenised requests, owed aborts, fresh requests."""
+        """What waits in the first enabled lane: one abort; else tokenised requests; else owed aborts; else fresh requests."""
         facts = self.facts()
         if taken := self.aborts.take():
             if isinstance(taken[0], Gone):
@@ -187,25 +191,35 @@ class Pipeline:
                 self._commit_ingress(self.ingress.fail_all(error))
             else:
                 self._commit_ingress(self.ingress.step("abort", taken[0], facts))
-        elif done := self.tokenised.take():
-            self._commit_ingress(self.ingress.step("tokenised", done[0], facts))
+        elif done := self.tokenised.take(_BATCH):
+            self._commit_ingress(self.ingress.step("tokenised", done, facts))
         elif self.ingress.wants_ring(facts):
             self._commit_ingress(self.ingress.step("pending", None, facts))
-        elif (group := self.inbox.take()) is not None:
-            self._commit_ingress(self.ingress.step("fresh", group, facts))
+        elif groups := self._take_fresh():
+            self._commit_ingress(self.ingress.step("fresh", groups, facts))
         else:
             return False
         return True
+
+    def _take_fresh(self) -> list[Group]:
+        """Groups that wait in the inbox, oldest first, until they hold about as many requests as a worker takes at once."""
+        groups: list[Group] = []
+        count = 0
+        while count < _BATCH and (group := self.inbox.take()) is not None:
+            groups.append(group)
+            count += len(group.members)
+        return groups
 
     def move_worker(self, index: int) -> bool:
         """Everything that waits for worker `index` (at most 64 texts), as one batch."""
         jobs = self.jobs[index].take(_BATCH)
         if not jobs:
             return False
-        for done in self.workers[index].step(jobs):
+        answers = self.workers[index].step(jobs)
+        for done in answers:
             if done.error is not None and done.error.http_status >= 500:
                 self._report("tokenize", (done.error.message,))
-            self.tokenised.put(done)
+        self.tokenised.put_all(answers)
         return True
 
     def move_dispatch(self) -> bool:
@@ -346,15 +360,23 @@ class Pipeline:
                 self.on_fault(f"headrace.{part}", fault)
 
     def _commit_ingress(self, out: Outbox) -> None:
-        for shard, message in out.shard:
-            self.registrations[shard].put(message)
-        for job in out.jobs:
-            self._lane_of(job).put(job)
+        if out.shard:
+            if len(self.registrations) == 1:
+                self.registrations[0].put_all([message for _, message in out.shard])
+            else:
+                for shard, message in out.shard:
+                    self.registrations[shard].put(message)
+        if out.jobs:
+            if len(self.jobs) == 1:
+                self.jobs[0].put_all(out.jobs)
+            else:
+                for job in out.jobs:
+                    self._lane_of(job).put(job)
         if out.requests:
-            result = self.ring_in.try_push_many([message for _, message in out.requests])
+            messages = [message for _, message in out.requests]
+            result = self.ring_in.try_push_many(messages)
             lives = [life for life, _ in out.requests]
-            for life in lives:
-                self.live.pushed(life.rid)
+            self.live.pushed(lives, sum([message.nbytes for message in messages]))
             if not result:
                 # the only producer saw this room before the step, so the ring can only have been closed since
                 self._commit_ingress(self.ingress.step("refused", lives, self.facts()))

@@ -128,7 +128,7 @@ class Oracle:
         self.gone = False  # the scheduler's end was noticed
         self.died = False  # a stage died
         self.stopped = False  # what was left was ended directly
-        self.room: tuple[int, int] = (0, 0)  # free places of ring and pool before the step of ingress
+        self.room: tuple[int, int] = (0, 0)  # free places of ring and pool behind the last move of ingress
 
     # -- what happens ------------------------------------------------------------------------------------------------------
 
@@ -433,6 +433,14 @@ class Oracle:
             missing += owed - client.aborts
         if missing > undeliverable:
             raise Broken(5, f"{missing} abort messages are missing, and {undeliverable} are counted as undeliverable")
+
+
+def room_of(pipeline: Any) -> tuple[int, int]:
+    """Free places of the ingress ring, beyond owed aborts, and of the tokenizer pool. Taken behind a move of ingress: it may serve
+    several requests, and what the first ones took is not there for the next. Looking changes nothing, as `Pipeline.facts` would."""
+    ring = pipeline.ring_in.facts()
+    queued = sum(map(len, pipeline.jobs))
+    return ring.capacity - ring.fill - len(pipeline.ingress.owed), pipeline.config.channel_capacity - queued
 
 
 def is_lost(item: Any) -> bool:

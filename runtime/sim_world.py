@@ -21,7 +21,7 @@ from .channel import PushResult, signal
 from .closing import Closing, Until, Wait
 from .config import RuntimeConfig
 from .pipeline import Pipeline, StepEvent
-from .sim_oracle import Broken, Client, Oracle
+from .sim_oracle import Broken, Client, Oracle, room_of
 from .sim_parts import Driver, SimLock, SimOptions, SimPrimitives
 from .sim_scheduler import SimScheduler
 from .sink import Sink
@@ -180,10 +180,11 @@ class World:
     def _ingress_move(self) -> bool:
         pipeline = self.pipeline
         facts = pipeline.facts()
-        self.oracle.room = (facts.ring_room - len(pipeline.ingress.owed), facts.pool_room)
         if pipeline.ingress.owed and not facts.ring_room and not facts.ring_closed:
             self.oracle.seen["an abort waits for a full ring"] += 1
-        return pipeline.move_ingress()
+        moved = pipeline.move_ingress()
+        self.oracle.room = room_of(pipeline)
+        return moved
 
     def _watch_shards(self) -> None:
         """The oracle learns of every message just before its shard does."""

@@ -58,6 +58,7 @@ LIFE_CHANGES: dict[str, Any] = {
     "taken": True,
     "withdrawn": True,
     "ids": np.array([7], dtype=np.int64),
+    "highest": 7,
     "group": Group([]),
 }
 LIFE_EXCUSED = {
@@ -180,7 +181,10 @@ MESSAGES: dict[type, tuple[tuple[Any, ...], dict[str, Any]]] = {
             "media": {"image_data": ["x"]},
         },
     ),
-    life.Tokenised: (("r", np.array([1]), None), {"rid": "q", "ids": np.array([2]), "error": InternalError("x")}),
+    life.Tokenised: (
+        ("r", np.array([1]), None, 1),
+        {"rid": "q", "ids": np.array([2]), "error": InternalError("x"), "highest": 2},
+    ),
     life.WantAbort: (("r", AbortSource.API), {"rid": "q", "source": AbortSource.GUARD}),
     life.Ended: ((a_life(),), {"life": a_life("q")}),
     life.Register: ((a_life(),), {"life": a_life("q")}),

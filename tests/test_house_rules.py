@@ -147,6 +147,7 @@ def test_a_request_changes_state_only_in_the_advance_functions() -> None:
         ("life.py", "__init__", "state"),
         ("life.py", "__init__", "abort"),
         ("life.py", "advance", "state"),
+        ("life.py", "advance_along", "state"),
         ("life.py", "advance_abort", "abort"),
     }
 

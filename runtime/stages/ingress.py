@@ -12,7 +12,8 @@ provable instead of probable.
   abort owed. By then the request was pushed.
 
 Lanes, in the order the driver takes them: `abort` (client aborts and shards' Ended), `tokenised`, `pending` (enabled while an abort
-is owed and the ring has room or is closed), `fresh`. Every lane but `fresh` has a slot booked for each live request, so its writers
+is owed and the ring has room or is closed), `fresh`. A step serves what waits in `tokenised` or in `fresh` together, message by
+message: each sees what those before it have used of the room, and all that they give is committed at once. Every lane but `fresh` has a slot booked for each live request, so its writers
 never wait; one bounded inbox shared by fresh and tokenised requests deadlocks.
 """
 
@@ -48,12 +49,26 @@ from .life import (
     StepTerminal,
     Tokenised,
     WantAbort,
+    Way,
     advance,
     advance_abort,
+    advance_along,
     want_abort,
 )
 
 STAGE = "ingress"
+
+# How requests get from the inbox to their ids.
+_OF_TEXT = Way(RequestEvent.VALIDATED, RequestEvent.NEEDS_NORMALIZE, RequestEvent.NEEDS_TOKENIZE)
+_OF_MEDIA = Way(RequestEvent.VALIDATED, RequestEvent.NEEDS_NORMALIZE, RequestEvent.HAS_MULTIMODAL)
+_OF_IDS = Way(RequestEvent.VALIDATED, RequestEvent.NEEDS_NORMALIZE, RequestEvent.ALREADY_TOKENIZED)
+_OF_OTHERS = Way(RequestEvent.VALIDATED, RequestEvent.ALREADY_TOKENIZED)
+
+# By short names: looking a member up through its class costs as much as a step.
+_GENERATE = Kind.GENERATE
+_ENCODING = RequestState.ENCODING
+_TOKENIZE_DONE, _PRE_SEND_VALIDATED = RequestEvent.TOKENIZE_DONE, RequestEvent.PRE_SEND_VALIDATED
+_RING_TOOK_REQUEST = AbortEvent.RING_TOOK_REQUEST
 
 
 class Facts(NamedTuple):
@@ -112,16 +127,19 @@ class Ingress:
         return bool(self.owed) and (facts.ring_room > 0 or facts.ring_closed)
 
     def step(self, lane: str, message: Any, facts: Facts) -> Outbox:
-        """One message of one lane. Never raises for a request's fault: that request gets its error in the outbox."""
+        """One message of one lane, or several of `tokenised` or `fresh` (a list). Never raises for a request's fault: that request
+        gets its error in the outbox."""
         out = Outbox()
-        if lane == "abort":
+        if lane == "tokenised":
+            for done in message:
+                self._tokenised(done, out, facts)
+        elif lane == "fresh":
+            for group in message:
+                self._fresh(group, out, facts)
+        elif lane == "abort":
             self._abort(message, out, facts)
-        elif lane == "tokenised":
-            self._tokenised(message, out, facts)
         elif lane == "pending":
             self._pay(out, facts)
-        elif lane == "fresh":
-            self._fresh(message, out, facts)
         elif lane == "refused":
             self._refused(message, out)
         elif lane == "paid":
@@ -135,33 +153,39 @@ class Ingress:
 
     def _fresh(self, group: Group, out: Outbox, facts: Facts) -> None:
         """Take a group over: its members passed admission on the caller's thread, which their types certify."""
-        group.members = [life for life in group.members if not life.withdrawn]
+        for life in group.members:
+            if life.withdrawn:
+                group.members = [life for life in group.members if not life.withdrawn]
+                break
         jobs = []
+        record = self._record
         for life in group.members:
             self.entries[life.rid] = life
             request = life.request
             media = None if request is None else request.media
+            if life.kind is not _GENERATE:
+                way = _OF_OTHERS
+            elif media is not None:
+                way = _OF_MEDIA
+            else:
+                way = _OF_TEXT if life.ids is None else _OF_IDS
             try:
-                self._advance(life, RequestEvent.VALIDATED)
-                if life.kind is Kind.GENERATE:
-                    self._advance(life, RequestEvent.NEEDS_NORMALIZE)
-                if media is None and (life.ids is not None or life.kind is not Kind.GENERATE):
-                    self._advance(life, RequestEvent.ALREADY_TOKENIZED)
-                    continue
-                self._advance(life, RequestEvent.NEEDS_TOKENIZE if media is None else RequestEvent.HAS_MULTIMODAL)
+                advance_along(life, way, STAGE, record)
             except IllegalTransition as fault:
                 out.faults.append(f"illegal transition: {fault}")
                 self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
                 return
+            if way is _OF_IDS or way is _OF_OTHERS:
+                continue
             assert request is not None
             jobs.append(Job(life.rid, request.text, request.add_special_tokens, ids=life.ids, media=media))
-        if len(jobs) > facts.pool_room:
+        if len(jobs) > facts.pool_room - len(out.jobs):
             out.counts.append("refused_pool_full")
             self._fail_group(group, QueueFullError("the tokenizer pool's queue is full; try again later"), out)
             return
-        out.jobs.extend(jobs)
+        out.jobs += jobs
         group.waiting = len(jobs)
-        if not group.waiting:
+        if not jobs:
             self._send(group, out, facts)
 
     def _tokenised(self, done: Tokenised, out: Outbox, facts: Facts) -> None:
@@ -175,9 +199,10 @@ class Ingress:
             self._fail_group(group, done.error, out, cause=life)
             return
         life.ids = done.ids
+        life.highest = done.highest
         try:
-            encoding = life.state is RequestState.ENCODING
-            self._advance(life, RequestEvent.ENCODE_DONE if encoding else RequestEvent.TOKENIZE_DONE)
+            event = RequestEvent.ENCODE_DONE if life.state is _ENCODING else _TOKENIZE_DONE
+            advance(life, event, STAGE, self._record)
         except IllegalTransition as fault:
             out.faults.append(f"illegal transition: {fault}")
             self._fail_group(group, InternalError(f"illegal transition: {fault}"), out)
@@ -242,22 +267,25 @@ class Ingress:
             self._fail_group(group, SchedulerGoneError("the scheduler has gone"), out)
             return
         messages: list[IngressMessage | None] = []
+        needed = 0
         for life in group.members:
             try:
-                messages.append(self._message(life))
+                message = self._message(life)
             except HeadraceError as error:
                 self._fail_group(group, error, out, cause=life)
                 return
-        needed = sum(message is not None for message in messages)
-        if needed and needed > facts.ring_room - len(self.owed):
+            messages.append(message)
+            needed += message is not None
+        if needed and needed > facts.ring_room - len(self.owed) - len(out.requests):
             out.counts.append("refused_ring_full")
             self._fail_group(group, QueueFullError("the scheduler's queue is full; try again later"), out)
             return
+        record = self._record
         for life, message in zip(group.members, messages, strict=True):
             try:
-                self._advance(life, RequestEvent.PRE_SEND_VALIDATED)
+                advance(life, _PRE_SEND_VALIDATED, STAGE, record)
                 if message is not None:
-                    advance_abort(life, AbortEvent.RING_TOOK_REQUEST, STAGE, self._record)
+                    advance_abort(life, _RING_TOOK_REQUEST, STAGE, record)
             except IllegalTransition as fault:
                 out.faults.append(f"illegal transition: {fault}")
                 self._fail(life, InternalError(f"illegal transition: {fault}"), out)
@@ -270,10 +298,8 @@ class Ingress:
 
     def _message(self, life: Life) -> IngressMessage | None:
         """The ring's message for `life`, after the length checks that every branch passes; None for a detokenize request."""
-        if life.kind is Kind.DETOKENIZE:
-            return None
-        if life.kind is Kind.CONTROL:
-            message: IngressMessage = life.message
+        if life.kind is not _GENERATE:
+            message: IngressMessage | None = life.message  # None for a detokenize request
             return message
         request, ids = life.request, life.ids
         assert request is not None
@@ -282,13 +308,15 @@ class Ingress:
         if fit.n_input < len(ids):
             ids = ids[: fit.n_input]
             life.ids = ids
-        if request.text is not None and int(ids.max()) >= self._rules.vocab_size:
+        vocab_size = self._rules.vocab_size
+        if request.text is not None and (life.highest is None or life.highest >= vocab_size):
             # A client's own ids were judged at admission. A tokenizer can know tokens that the model has no row for (added ones),
             # and such an id kills the engine whoever made it.
-            raise ValidationError(
-                f"the prompt has the token id {int(ids.max())}, but the model's ids are in [0, {self._rules.vocab_size})",
-                field="text",
-            )
+            highest = int(ids.max())
+            if highest >= vocab_size:
+                raise ValidationError(
+                    f"the prompt has the token id {highest}, but the model's ids are in [0, {vocab_size})", field="text"
+                )
         return encode_generate(self._schema, request, ids, max_new_tokens=fit.max_new_tokens)
 
     # -- ends -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Owns: `Life`, the one state object of a request, and the vocabulary of the lanes
 
 * A `Life` has exactly one owner at a time: the inbox until ingress takes it, ingress until the request is registered, then its
   shard, to which it is handed over and never copied.
-* `advance` and `advance_abort` are the only places in the runtime's stages that change a scalar state, and both go through the
+* `advance`, `advance_along` and `advance_abort` are the only places in the runtime's stages that change a scalar state, and both go through the
   declared tables. The shard's columns go through `apply_batch` of the same table.
 """
 
@@ -25,6 +25,7 @@ from ...fsm import (
     AbortEvent,
     AbortSource,
     AbortState,
+    IllegalTransition,
     RequestEvent,
     RequestState,
 )
@@ -56,6 +57,7 @@ class Life:
         "abort",
         "abort_source",
         "group",
+        "highest",
         "ids",
         "kind",
         "message",
@@ -95,6 +97,7 @@ class Life:
         self.token = token  # what the step sink calls the request by
         self.request = request
         self.ids = ids
+        self.highest: int | None = None  # no id is above it; None where nobody looked
         self.message = message
         self.stream = stream
         self.nbytes = nbytes
@@ -120,6 +123,7 @@ class Life:
             self.taken,
             self.withdrawn,
             None if self.ids is None else self.ids.tobytes(),
+            self.highest,
             None if self.group is None else (self.group.waiting, tuple(m.rid for m in self.group.members)),
         )
 
@@ -136,18 +140,50 @@ class Group:
             life.group = self
 
 
+_request_next = REQUEST.next
+_abort_next = ABORT.next
+
+
 def advance(life: Life, event: RequestEvent, stage: str, record: Recorder | None) -> None:
     """Move `life` by one event. Raises IllegalTransition, which the stage turns into an internal error for this request."""
     before = life.state
-    life.state = REQUEST.next(before, event)
+    life.state = _request_next(before, event)
     if record is not None:
         record.record("request", life.rid, before, event, life.state, stage)
+
+
+class Way:
+    """Several events in a row, and where the table leads with them: walked once for each state instead of for each request."""
+
+    __slots__ = ("ends", "events")
+
+    def __init__(self, *events: RequestEvent) -> None:
+        self.events = events
+        self.ends = [self._end(state) for state in RequestState]
+
+    def _end(self, state: RequestState) -> RequestState | None:
+        try:
+            for event in self.events:
+                state = REQUEST.next(state, event)
+        except IllegalTransition:
+            return None
+        return state
+
+
+def advance_along(life: Life, way: Way, stage: str, record: Recorder | None) -> None:
+    """`advance` by each event of `way` in turn. Raises IllegalTransition at the first that the table has no place for."""
+    end = way.ends[life.state]
+    if record is not None or end is None:
+        for event in way.events:
+            advance(life, event, stage, record)
+    else:
+        life.state = end
 
 
 def advance_abort(life: Life, event: AbortEvent, stage: str, record: Recorder | None) -> None:
     """The same for the request's abort machine."""
     before = life.abort
-    life.abort = ABORT.next(before, event)
+    life.abort = _abort_next(before, event)
     if record is not None:
         record.record("abort", life.rid, before, event, life.abort, stage)
 
@@ -214,14 +250,21 @@ class Job(Message):
 
 
 class Tokenised(Message):
-    """Tokenizer pool -> ingress: `ids` (int64), or the error."""
+    """Tokenizer pool -> ingress: `ids` (int64), or the error. No id is above `highest`, where that is known."""
 
-    __slots__ = ("error", "ids", "rid")
+    __slots__ = ("error", "highest", "ids", "rid")
 
-    def __init__(self, rid: str, ids: np.ndarray[Any, Any] | None, error: HeadraceError | None = None) -> None:
+    def __init__(
+        self,
+        rid: str,
+        ids: np.ndarray[Any, Any] | None,
+        error: HeadraceError | None = None,
+        highest: int | None = None,
+    ) -> None:
         self.rid = rid
         self.ids = ids
         self.error = error
+        self.highest = highest
 
 
 class WantAbort(Message):
