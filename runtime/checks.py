@@ -30,7 +30,7 @@ def _add(table: dict[Setup, int], states: int, name: str, *requests: str, **fiel
 
 
 _add(STATES, 2161, "stream, abort", "stream", "stream", abort=(0, "GUARD"))
-_add(STATES, 1676, "whole, two shards, abort", "whole", "stream", shards=2, abort=(1, "API"))
+_add(STATES, 1700, "whole, two shards, abort", "whole", "stream", shards=2, abort=(1, "API"))
 _add(STATES, 2684, "text, abort", "text", "stream", abort=(0, "API"))
 _add(STATES, 7442, "shutdown", "stream", "control", shutdown=True)
 _add(STATES, 2745, "shutdown, abort", "text", abort=(0, "GUARD"), shutdown=True, reading=True)
@@ -46,14 +46,14 @@ _add(STATES, 190, "chunk for control", "control", fault="wrong", abort=(0, "API"
 _add(STATES, 1614, "result for generate", "stream", "stream", fault="wrong")
 _add(STATES, 173, "decode, abort", "decode", "stream", abort=(0, "API"))
 _add(STATES, 799, "decode, shutdown", "decode", "control", shutdown=True)
-_add(STATES, 171, "tokenizer raises", "raising", "text", abort=(1, "API"))
-_add(STATES, 25, "batch, tokenizer raises", "raising", "text", batch=True, ring_in=2, abort=(1, "API"))
+_add(STATES, 177, "tokenizer raises", "raising", "text", abort=(1, "API"))
+_add(STATES, 23, "batch, tokenizer raises", "raising", "text", batch=True, ring_in=2, abort=(1, "API"))
 _add(STATES, 1235, "batch", "text", "stream", batch=True, ring_in=2, abort=(0, "GUARD"))
 _add(STATES, 10827, "everything at once", "text", abort=(0, "API"), fault="die", shutdown=True)
 _add(STATES, 2382, "three chunks, small sink", "stream", "stream", chunks=3, sink=1, reading=True)
 _add(DEEP, 14109, "two streams, shutdown", "stream", "stream", shutdown=True)
 _add(DEEP, 63327, "shutdown, scheduler dies", "stream", "whole", fault="die", shutdown=True)
-_add(DEEP, 44369, "abort, malformed frame, two shards", "text", "stream", shards=2, fault="malformed", abort=(1, "API"))
+_add(DEEP, 44508, "abort, malformed frame, two shards", "text", "stream", shards=2, fault="malformed", abort=(1, "API"))
 
 
 def explored(setup: Setup, pipeline: Callable[..., Pipeline] = Pipeline, *, audit: bool = False) -> Result:
