@@ -85,6 +85,16 @@ def test_a_batch_gives_int64_ids_in_order_with_special_tokens_as_asked():
     assert backend.name == "tokenizers"
 
 
+@pytest.mark.parametrize("most", [0, 2, 1 << 16])
+def test_ids_of_a_batch_are_the_librarys_own_whatever_the_lengths(monkeypatch, most):
+    monkeypatch.setattr(tokenize, "_PACKED", most)
+    rows = [[], [(1 << 32) - 1, 0], [5], [], [1, 2, 3], []]
+    found = tokenize._cut(rows)
+    assert [ids.tolist() for ids in found] == rows
+    assert all(ids.dtype == np.int64 and ids.flags.c_contiguous for ids in found)
+    assert tokenize._cut([]) == []
+
+
 def test_a_text_that_cannot_be_encoded_is_a_tokenize_error():
     with pytest.raises(TokenizeError):
         TokenizersBackend(tb()).encode_batch(["ok", "\ud800"], True)

@@ -16,7 +16,8 @@ import logging
 import os
 import random
 from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
+from struct import pack_into
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -86,11 +87,23 @@ class TokenizersBackend:
         return _cut([encoding.ids for encoding in encodings])
 
 
+_PACKED: Final = 1 << 16  # ids of one text that are handed to one call as its arguments
+
+
 def _cut(rows: list[list[int]]) -> list[NDArray[np.int64]]:
     """An array for each row, cut out of one."""
-    sizes = list(map(len, rows))
-    whole = np.fromiter(chain.from_iterable(rows), np.int64, sum(sizes))
-    return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    ends = list(accumulate(map(len, rows)))
+    whole = np.empty(ends[-1] if ends else 0, dtype=np.int64)
+    memory, cuts = whole.data, []
+    for row, end in zip(rows, ends, strict=True):
+        size = len(row)
+        cut = whole[end - size : end]
+        if size <= _PACKED:  # in half the time that numpy takes to look at each integer of a list
+            pack_into(f"={size}q", memory, 8 * (end - size), *row)
+        else:
+            cut[:] = row
+        cuts.append(cut)
+    return cuts
 
 
 class FastokensBackend:
