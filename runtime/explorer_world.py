@@ -357,8 +357,9 @@ class SmallWorld:
 
     def _do_shard(self, index: int) -> None:
         pipeline = self.pipeline
-        message = (pipeline.registrations[index]._items or pipeline.frames[index]._items)[0]
-        self.oracle.given(index, message)
+        frame = list(pipeline.frames[index]._items)[:1]
+        for message in list(pipeline.registrations[index]._items) or frame:
+            self.oracle.given(index, message)
         self._moved(pipeline.move_shard(index), "a shard")
 
     @staticmethod

@@ -237,7 +237,10 @@ class Pipeline:
         return True
 
     def move_egress(self) -> bool:
-        """Dispatcher and all shards on one thread: waiting frames straight through, behind everything that waits in the lanes."""
+        """Dispatcher and all shards on one thread: waiting frames straight through, behind everything that waits in the lanes.
+
+        False when nothing was left to do at some moment since the call began, although something may have been done.
+        """
         moved = False
         for index in range(len(self.shards)):
             while self.move_shard(index):
@@ -249,10 +252,11 @@ class Pipeline:
             # What this frame answers was registered before the scheduler could see it, so it is in the lane by now: asked after the
             # frame was taken, the lane cannot be found empty too early.
             while registrations := self.registrations[index].take(_BATCH):
-                for registration in registrations:
-                    self._serve(index, registration)
+                self._register(index, registrations)
             self._serve(index, message)
-        return True
+        # A ring that is empty now rings the bell for whatever comes, and so do the lanes. After a sleep a second look for nothing would
+        # cost as much as the frame did, in front of the readers who have just been woken.
+        return self.ring_out.has_more()
 
     def _dispatch(self, frames: Sequence[bytes]) -> list[tuple[int, Message]]:
         before = self.dispatcher.activity
@@ -282,20 +286,30 @@ class Pipeline:
         return True
 
     def move_shard(self, index: int) -> bool:
-        """One registration, or else one frame.
+        """The registrations that wait, or else one frame.
 
         Whether a frame is there is asked before the registration lane is: what a frame answers was registered before the scheduler
         could see it. The other way round, both could arrive between the two looks, and the frame would find nobody.
         """
         has_frame = len(self.frames[index]) > 0
-        taken = self.registrations[index].take() or (self.frames[index].take() if has_frame else [])
+        if registrations := self.registrations[index].take(_BATCH):
+            self._register(index, registrations)
+            return True
+        taken = self.frames[index].take() if has_frame else []
         if not taken:
             return False
         self._serve(index, taken[0])
         return True
 
+    def _register(self, index: int, messages: Sequence[Message]) -> None:
+        """What waits in the registration lane of one shard, in its order and as one step."""
+        shard, out = self.shards[index], ShardOut()
+        for message in messages:
+            shard.step(message, into=out)
+        self._give_out(index, out)
+
     def _serve(self, index: int, message: Message) -> None:
-        """One message through one shard, and what comes of it to its ports."""
+        """One message of the frame lane through one shard, and what comes of it to its ports."""
         shard, left = self.shards[index], message
         while True:
             sure = 1
@@ -304,13 +318,20 @@ class Pipeline:
                 if reached is not None:
                     sure = self.hubs[index].sure(reached, self.config.sink_capacity, len(left.run))
             out = shard.step(left, sure)
-            refused_rows, refused = self._offer(index, out)
-            after = shard.settle(out, refused_rows, refused)
-            self._offer(index, after)  # errors only, into reserved slots
-            self._commit_shard(index, out, after)
+            self._give_out(index, out)
             if out.rest is None:
                 return
             left = out.rest
+
+    def _give_out(self, index: int, out: ShardOut) -> None:
+        """What one step of a shard gave, to the sinks and to everybody else."""
+        refused_rows, refused = self._offer(index, out)
+        if refused_rows or out.items:
+            after = self.shards[index].settle(out, refused_rows, refused)
+            self._offer(index, after)  # errors only, into reserved slots
+            self._commit_shard(index, out, after)
+        elif not out.plain:
+            self._commit_shard(index, out)
 
     def _offer(self, index: int, out: ShardOut) -> tuple[list[int], dict[int, SinkError]]:
         hub = self.hubs[index]

@@ -321,6 +321,11 @@ class _Core(Generic[T]):
             self._step(RingEvent.WAIT_HIT)
             return True
 
+    def has_more(self) -> bool:
+        """Whether there is anything to look at: items, or a side that is gone. If not, the next item rings the consumer's bell."""
+        with self.lock:
+            return bool(self._in or self._out or self._gone)
+
     # -- both -----------------------------------------------------------------------------------------------------------
 
     def close_producer(self) -> None:
@@ -469,6 +474,7 @@ class EgressConsumer(_End[bytes]):
         self._core = core
         self.drain = core.drain  # type: ignore[method-assign]  # one call less for every frame; the method below tells about it
         self.drain_some = core.drain_some
+        self.has_more = core.has_more
 
     def drain(self, max: int = 256) -> list[bytes]:
         """Up to `max` frames, oldest first. Never waits."""

@@ -189,17 +189,24 @@ class World:
     def _watch_shards(self) -> None:
         """The oracle learns of every message just before its shard does."""
         pipeline, serve, offer = self.pipeline, self.pipeline._serve, self.pipeline._offer
+        register = pipeline._register
 
         def watched(index: int, message: Any) -> None:
             self.oracle.given(index, message)
             serve(index, message)
             self.oracle.look(pipeline.live._lives)  # a move may hold several messages
 
+        def registered(index: int, messages: Any) -> None:
+            for message in messages:
+                self.oracle.given(index, message)
+            register(index, messages)
+            self.oracle.look(pipeline.live._lives)
+
         def offered(index: int, out: Any) -> Any:
             self.oracle.seen["several steps at once"] += bool(out.run) or any(part.steps > 1 for part in out.columns)
             return offer(index, out)
 
-        pipeline._serve, pipeline._offer = watched, offered  # type: ignore[method-assign]
+        pipeline._serve, pipeline._register, pipeline._offer = watched, registered, offered  # type: ignore[method-assign]
 
     def _on_step(self, event: StepEvent) -> None:
         for column in event.columns:

@@ -94,6 +94,13 @@ class ShardOut:
         self.counts: dict[str, int] = {}
         self.faults: list[str] = []  # server faults in words that name no data, for the driver's log
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing but columns for the sinks of handles, or not even that."""
+        return not (
+            self.ended or self.step_columns or self.run or self.steps or self.counts or self.owed or self.faults
+        )
+
     def count(self, name: str, times: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + times
 

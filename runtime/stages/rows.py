@@ -59,6 +59,7 @@ class Rows:
         self._options: list[Any] = [None] * (capacity + 1)
         self._ids: list[Any] = [None] * (capacity + 1)  # array("q") of a non-streaming request's ids so far
         self._extras: list[Any] = [None] * (capacity + 1)
+        self._known: tuple[Any, Any] = (None, None)  # the last normal form of sampling parameters, and its text options
         # How the last batch was served, good while neither its rids nor the table have changed. A cache: no part of the state.
         self._changes = 0
         self._plan = NO_PLAN

@@ -55,10 +55,10 @@ class Shard(Frames):
 
     # -- the entry point -------------------------------------------------------------------------------------------------
 
-    def step(self, message: Any, sure: int = 1) -> ShardOut:
+    def step(self, message: Any, sure: int = 1, into: ShardOut | None = None) -> ShardOut:
         """One message of the registration lane or of the frame lane. Of a run at most `sure` steps are taken together: that many
-        chunks fit into every sink of `reach(message)`."""
-        out = ShardOut()
+        chunks fit into every sink of `reach(message)`. `into`: messages of the registration lane may share one outbox."""
+        out = ShardOut() if into is None else into
         if isinstance(message, Batch):
             self._frame(message, sure, out)
         elif isinstance(message, Register):
@@ -116,13 +116,17 @@ class Shard(Frames):
         if life.kind is _GENERATE:
             assert life.request is not None
             sampling = life.request.sampling
-            options = TextOptions(
-                stops=tuple(sampling.stop_strs),
-                stop_regexes=tuple(sampling.stop_regex_strs),
-                skip_special_tokens=sampling.skip_special_tokens,
-                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
-                no_stop_trim=sampling.no_stop_trim,
-            )
+            if sampling is self._known[0]:  # requests with the same parameters have the very same normal form
+                options = self._known[1]
+            else:
+                options = TextOptions(
+                    stops=tuple(sampling.stop_strs),
+                    stop_regexes=tuple(sampling.stop_regex_strs),
+                    skip_special_tokens=sampling.skip_special_tokens,
+                    spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+                    no_stop_trim=sampling.no_stop_trim,
+                )
+                self._known = sampling, options
             self._options[row] = options
             if life.stream:
                 self._texts[row] = self._engine.open(options)
