@@ -193,6 +193,7 @@ class SmallWorld:
         terminal = None if c.terminal is None else (c.terminal[0], getattr(c.terminal[1], "code", repr(c.terminal[1])))
         held = None
         if sink is not None:
+            sink._hub.hand_out()  # where a chunk waits is not seen by any reader
             end = None if sink._terminal is None else end_of(sink._terminal)
             held = (
                 sink._state,

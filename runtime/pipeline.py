@@ -102,7 +102,9 @@ class Pipeline:
         self.frames: list[Channel[Message]] = [
             Channel(_FRAMES, bell, primitives, room_bell=self.egress_bell) for bell in self.shard_bells
         ]
-        self.hubs = [Hub(primitives, record=record, name=f"sinks-{index}") for index in range(shards)]
+        self.hubs = [
+            Hub(primitives, record=record, name=f"sinks-{index}", pairs_of=engine.columns) for index in range(shards)
+        ]
 
         self.ring_in: IngressProducer
         self.ring_in_consumer: IngressConsumer

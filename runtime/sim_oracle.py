@@ -349,8 +349,8 @@ class Oracle:
                 raise Broken(9, f"{client} should have ended with {client.natural!r} and is still live")
             if client.sink is None:
                 continue
-            if len(client.sink._items) > self._sink_capacity:
-                raise Broken(4, f"the sink of {client} holds {len(client.sink._items)} chunks")
+            if client.sink.pending > self._sink_capacity:
+                raise Broken(4, f"the sink of {client} holds {client.sink.pending} chunks")
             if client.sink._terminal is not None and not client.life.withdrawn:
                 raise Broken(4, f"{client} has its terminal item and is still in the table")
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,13 @@ class Taken(msgspec.Struct, eq=False):
         return not self.chunks and self.terminal is None
 
 
+_MOST_PUT = (
+    1 << 16
+)  # ids that wait for a reader; more is handed out by the writer, or the one reader would hold the lock for long
+
+PairsOf = Callable[[np.ndarray[Any, Any]], Sequence[Any]]
+"""(text, id) of ids [steps, sinks] whose text is the delta: one for each sink where there is one step, else a list for each sink."""
+
 Waiting = tuple[str, Any]
 """One chunk in a sink: its text and its ids, which are an int where it is a single id, else an int64 array of the sink's own."""
 
@@ -120,25 +127,39 @@ Waiting = tuple[str, Any]
 class Columns:
     """Deltas of one id each for many sinks: the rows of the shard, their sinks, the sinks' waiting lists, and what goes there now.
 
-    `pairs` is one delta for each sink, or with `steps` above 1 a list of as many for each.
-    `sure` counts the puts that surely find room: the lists were measured, and since `puts` (the hub's count of puts then) nobody
-    else has put anything anywhere, so that only readers have changed them.
+    `pairs` is one delta for each sink, or with `steps` above 1 a list of as many for each; or `ids` [steps, sinks], an array of their
+    own, stands for tokens whose text is the delta.
+    `sure` counts the puts that surely find room: the lists were measured, and while the hub's `version` is the same nobody else has put
+    anything into them, so that only readers have changed them.
     """
 
     __slots__ = (
-        "closes", "extras", "kept", "lists", "pairs", "puts", "rids", "rows", "sinks", "states", "steps", "sure", "where",
+        "closes",
+        "extras", "ids",
+        "kept",
+        "lists",
+        "pairs",
+        "rids",
+        "rows",
+        "sinks",
+        "states",
+        "steps",
+        "sure",
+        "version",
+        "where",
     )  # fmt: skip
 
     def __init__(
         self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Any] = ()
     ) -> None:
         self.steps = 1
+        self.ids: np.ndarray[Any, Any] | None = None
         self.rows = rows
         self.sinks = sinks
         self.lists = lists
         self.pairs = pairs
         self.sure = 0
-        self.puts = -1
+        self.version = -1
         # of this step, where the frame has any: what is kept of it, with each position's row there, or (large ones) one for each position
         self.extras: KeptExtras | Sequence[Extras] | None = None
         self.where: Sequence[int] = ()
@@ -155,8 +176,9 @@ class Columns:
             [rows[at] for at in keep],
             [sinks[at] for at in keep],
             [lists[at] for at in keep],
-            [pairs[at] for at in keep],
+            [pairs[at] for at in keep] if self.ids is None else (),
         )
+        some.ids = None if self.ids is None else self.ids[:, keep]
         some.extras = self.extras
         if isinstance(self.extras, KeptExtras):
             some.where = [self.where[at] for at in keep]
@@ -170,9 +192,18 @@ class Hub:
     """The lock of one shard's sinks, and the readers parked on them."""
 
     def __init__(
-        self, primitives: Primitives = DEFAULT_PRIMITIVES, *, record: Recorder | None = None, name: str = "sink"
+        self,
+        primitives: Primitives = DEFAULT_PRIMITIVES,
+        *,
+        record: Recorder | None = None,
+        name: str = "sink",
+        pairs_of: PairsOf | None = None,
     ) -> None:
         self.primitives = primitives
+        self._pairs_of = pairs_of
+        # Steps that were put and have not been handed out to the sinks' lists yet, oldest first: (lists, ids or None, pairs, steps).
+        self._put: list[tuple[Sequence[list[Waiting]], Any, Sequence[Any], int]] = []
+        self._put_ids = 0
         self.lock = primitives.Lock()
         # who waits: threads by their signals, and the tasks of each event loop by their turns, so that a loop is woken once for all
         self.parked: dict[Sink, Any] = {}
@@ -180,7 +211,7 @@ class Hub:
         self.record = record
         self.name = name
         self.closes = 0  # how many sinks were closed by their readers
-        self.puts = 0  # how many steps have put something
+        self.version = 0  # counts whoever puts past the columns that were put last
         self.cut_off = False  # some sink was ended by `fail_open`
 
     def sure(self, parts: Sequence[Columns], capacity: int, wanted: int) -> int:
@@ -189,10 +220,44 @@ class Hub:
             if self.cut_off:
                 return 1
             for columns in parts:
-                if columns.sure < wanted or columns.puts != self.puts:
-                    columns.sure, columns.puts = _free(columns.lists, capacity), self.puts
+                if columns.sure < wanted or columns.version != self.version:
+                    self._measure(columns, capacity)
                 wanted = min(wanted, columns.sure)
         return max(1, wanted)
+
+    def _measure(self, columns: Columns, capacity: int) -> None:
+        self._hand_out()
+        columns.sure = capacity - max(map(len, columns.lists), default=0)
+        if columns.version < 0:  # what was measured for others does not know of these
+            self.version += 1
+        columns.version = self.version
+
+    def hand_out(self) -> None:
+        """Put what waits here into the sinks' lists. Whoever looks at a sink does it first."""
+        with self.lock:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Under the lock. The loops run in C: at hundreds of requests a step this is where the time goes."""
+        put = self._put
+        if not put:
+            return
+        at = 0
+        while at < len(put):
+            lists, ids, pairs, steps = put[at]
+            at += 1
+            if ids is not None:
+                assert self._pairs_of is not None
+                parts = [ids]
+                while at < len(put) and put[at][0] is lists and put[at][1] is not None:
+                    parts.append(put[at][1])
+                    at += 1
+                if len(parts) > 1:
+                    ids = np.concatenate(parts)
+                pairs, steps = self._pairs_of(ids), len(ids)
+            deque(map(list.append if steps == 1 else list.extend, lists, pairs), 0)
+        put.clear()
+        self._put_ids = 0
 
     def begin(self, begun: Sequence[tuple[Sink, int, Mapping[str, Any] | None]]) -> None:
         """What comes with the first output of these sinks: prompt_tokens, and the scalars of the wire where it has them."""
@@ -203,31 +268,38 @@ class Hub:
     def put_columns(self, columns: Columns, capacity: int) -> list[int]:
         """Plain deltas of one step, or of several. Returns the indices of the sinks that have no room for them; nothing was put there.
 
-        The loops run in C: at hundreds of requests a step this is where the time goes.
+        What is put waits in columns until somebody looks at a sink: a reader's lists are then written where they are read, and what
+        several steps brought at once.
         """
-        lists, steps = columns.lists, columns.steps
+        steps = columns.steps
         refused: list[int] = []
         with self.lock:
             if self.cut_off:
                 columns.sure = 0  # one by one: nothing may stand behind an end that the shard does not know of
-            elif columns.sure < steps or columns.puts != self.puts:
-                columns.sure = _free(lists, capacity)
+            elif columns.sure < steps or columns.version != self.version:
+                self._measure(columns, capacity)
             if columns.sure >= steps:
                 columns.sure -= steps
-                deque(map(list.append if steps == 1 else list.extend, lists, columns.pairs), 0)
+                self._put.append((columns.lists, columns.ids, columns.pairs, steps))
+                self._put_ids += steps * len(columns.lists)
+                if self._put_ids > _MOST_PUT:
+                    self._hand_out()
             else:
+                self._hand_out()
+                pairs: Any = columns.pairs
+                if columns.ids is not None:
+                    assert self._pairs_of is not None
+                    pairs = self._pairs_of(columns.ids)
                 put = list.append if steps == 1 else list.extend
-                for at, chunks in enumerate(columns.pairs):
-                    if len(lists[at]) + steps <= capacity and not columns.sinks[at]._cut_off:
-                        put(lists[at], chunks)
+                for at, (waiting, chunks) in enumerate(zip(columns.lists, pairs, strict=True)):
+                    if len(waiting) + steps <= capacity and not columns.sinks[at]._cut_off:
+                        put(waiting, chunks)
                     else:
                         refused.append(at)
-            self.puts += 1
-            columns.puts = self.puts
             if columns.extras is not None:
                 _put_extras(columns, columns.extras, set(refused))
             if self.record is not None:
-                told = columns if not refused else columns.only(_others(len(lists), refused))
+                told = columns if not refused else columns.only(_others(len(columns.lists), refused))
                 for _ in range(steps):
                     self._record_puts(told)
             woken = self._wake(columns.sinks) if self.parked or self.tasks else ()
@@ -251,7 +323,8 @@ class Hub:
         # slot, and a stream that lost output would end like a success; only an error may follow.
         lost: set[Sink] = set()
         with self.lock:
-            self.puts += 1
+            self._hand_out()
+            self.version += 1
             for index, (sink, item) in enumerate(items):
                 if sink in lost and not isinstance(item, EgressItem.Error):
                     why: SinkError | None = _FULL
@@ -269,6 +342,7 @@ class Hub:
     def fail_open(self, sink: Sink, error: HeadraceError) -> None:
         """End `sink` with `error` unless it has ended; for a stage that died, whose own path to the sink is gone."""
         with self.lock:
+            self._hand_out()
             if sink._state == SinkState.OPEN:
                 sink._offer(EgressItem.Error(error))
             sink._cut_off = True
@@ -303,6 +377,7 @@ class Hub:
         """
         self.lock.acquire()
         try:
+            self._hand_out()
             for _ in range(min(most, len(turns))):
                 turn = turns.popleft()
                 if turn.callback is None:  # cancelled, or busy: it looks when it comes
@@ -421,6 +496,7 @@ class Sink:
         return self._items
 
     def _ready(self) -> bool:
+        self._hub._hand_out()
         return bool(self._items) or self._terminal is not None or self._state == _CLOSED
 
     # -- reader's side -------------------------------------------------------------------------------------------------
@@ -444,6 +520,8 @@ class Sink:
         hub = self._hub
         hub.lock.acquire()  # not `with`, which costs as much as all the rest
         try:
+            if hub._put:
+                hub._hand_out()
             items = self._items
             if len(items) == 1 and not self._news and not self._extras:
                 if type(waiter) is Turn:
@@ -528,6 +606,7 @@ class Sink:
 
     def _take(self) -> tuple[Taken, list[Waiting], bool]:
         """Under the lock: what is there. Merging it is the reader's work and needs no lock."""
+        self._hub._hand_out()
         # Copied out and cleared, not swapped: the shard knows these lists for as long as the request lives.
         items, extras = self._items[:], self._extras[:]
         self._items.clear()
@@ -540,6 +619,7 @@ class Sink:
         """The reader leaves: later output is absorbed and what is held is let go. True if that ended an open stream."""
         hub = self._hub
         with hub.lock:
+            hub._hand_out()
             was_open = self._state == SinkState.OPEN
             self._step(SinkEvent.CLOSE)
             hub.closes += 1
@@ -562,12 +642,8 @@ class Sink:
     def pending(self) -> int:
         """Chunks put in and not yet taken."""
         with self._hub.lock:
+            self._hub._hand_out()
             return len(self._items)
-
-
-def _free(lists: Sequence[list[Waiting]], capacity: int) -> int:
-    """How many chunks fit into each of the lists."""
-    return capacity - max(map(len, lists), default=0)
 
 
 def _put_extras(columns: Columns, extras: KeptExtras | Sequence[Extras], refused: set[int]) -> None:

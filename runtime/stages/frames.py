@@ -32,7 +32,7 @@ from .single import OneByOne
 
 # A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
 _QUEUED, _PICKED, _GENERATE = RequestState.QUEUED, RequestEvent.SCHEDULER_PICKED, Kind.GENERATE
-_UNKNOWN, _PART = Token.UNKNOWN, Token.PART
+_UNKNOWN, _PART, _WHOLE = Token
 
 
 class Frames(OneByOne):
@@ -131,8 +131,9 @@ class Frames(OneByOne):
             deque(map(array.frombytes, group.quiet, parts), 0)
             return
         part = None if group.lane is PLAIN and not _any(classes, _PART) else classes.min(axis=0) == _PART
+        columns.ids, columns.pairs = None, ()
         if part is None:
-            columns.pairs = engine.pairs(ids)
+            columns.ids = np.array(ids)
         else:
             states = group.states or [self._texts[row] for row in group.rows]
             columns.pairs = engine.feed_run(states, ids, part.tolist())
@@ -254,7 +255,7 @@ class Frames(OneByOne):
             columns.extras, columns.where = frame.keep_extras() or frame.owned_extras(where), where
         if group.lane is HELD:
             deltas, bad = self._engine.feed_single(group.states, ids)
-            columns.pairs = list(zip(deltas, ids.tolist(), strict=True))
+            columns.ids, columns.pairs = None, list(zip(deltas, ids.tolist(), strict=True))
             for at, _ in bad:
                 self._fail_bad_id(group.rows[at], int(ids[at]), out)
             wrong = {at for at, _ in bad}
@@ -282,6 +283,13 @@ class Frames(OneByOne):
                     self._fail_bad_id(group.rows[at], int(ids[at]), out)
             out.step_columns.append(step)
             return ()
+        if len(ids) >= SMALL:
+            classes = self._engine.classes(ids)
+            if classes is not None and classes.min() == _WHOLE:
+                columns.ids, columns.pairs = np.array(ids[None]), ()
+                out.columns.append(columns)
+                return ()
+        columns.ids = None
         pairs, clean = self._engine.feed_pairs(ids)
         columns.pairs = pairs
         if clean:

@@ -204,6 +204,15 @@ class TextEngine:
             indices = np.minimum(indices, self.vocab_limit).view(np.int64)
         return self._classes.take(indices, mode="clip")
 
+    def columns(self, ids: NDArray[np.integer[Any]]) -> Sequence[Any]:
+        """The (text, id) of ids [steps, rows] that are all WHOLE: of one step one for each row, else a list for each row."""
+        if len(ids) > 1:
+            return self.pairs(ids)
+        if self.kind == "none":
+            return [("", token) for token in ids[0].tolist()]
+        found: Sequence[Any] = self._pair_array.take(ids[0]).tolist()
+        return found
+
     def pairs(self, ids: NDArray[np.integer[Any]]) -> list[list[tuple[str, int]]]:
         """The (text, id) of ids [steps, rows] that are all WHOLE, row by row."""
         if self.kind == "none":
