@@ -143,7 +143,6 @@ class RequestHandle:
         "_cumulative",
         "_extras",
         "_forgotten",
-        "_ids",
         "_left",
         "_lock",
         "_meta",
@@ -151,10 +150,10 @@ class RequestHandle:
         "_prompt_tokens",
         "_reader",
         "_rid",
+        "_seen",
         "_shown",
         "_sink",
         "_terminal",
-        "_texts",
         "_token_text",
         "_told",
     )
@@ -185,8 +184,7 @@ class RequestHandle:
         self._terminal: Terminal | None = None
         # What has been read. Not the waiting pairs themselves: a pair that dies at once is used again for the next token, and one that is
         # kept costs five times the memory and is one more thing for the collector to look at.
-        self._texts: list[str] = []
-        self._ids: list[Any] = []
+        self._seen: list[Any] = []  # flat: text, ids, text, ids, …
         self._extras: list[Mapping[str, np.ndarray[Any, Any]]] | None = None
         self._count = 0
         self._prompt_tokens = 0
@@ -379,8 +377,7 @@ class RequestHandle:
                 return None
             text, ids = found
             self._count = count = self._count + (1 if type(ids) is int else len(ids))
-            self._texts.append(text)
-            self._ids.append(ids)
+            self._seen += (text, ids)
             return Chunk(text, ids, None, self._prompt_tokens, count, None, self._meta)
         return self._absorb_all(found)  # type: ignore[arg-type]
 
@@ -396,8 +393,7 @@ class RequestHandle:
         if self._terminal is None and not taken.chunks:
             return None
         if taken.chunks:
-            self._texts.append(taken.text)
-            self._ids.append(taken.ids)
+            self._seen += (taken.text, taken.ids)
         if taken.extras:
             if self._extras is None:
                 self._extras = []
@@ -416,8 +412,8 @@ class RequestHandle:
         assert isinstance(self._terminal, EgressItem.Done)
         return Completion(
             rid=self._shown,
-            text="".join(self._texts),
-            token_ids=join_ids(self._ids),
+            text="".join(self._seen[::2]),
+            token_ids=join_ids(self._seen[1::2]),
             finish_reason=self._terminal.finish_reason,
             usage=Usage(self._prompt_tokens, self._count),
             extras=join_extras(self._extras or ()),
@@ -508,8 +504,7 @@ class AsyncChunks:
                     # what `_absorb` does with it, without the call: here is nearly every token of every reader
                     text, ids = found
                     handle._count = count = handle._count + (1 if type(ids) is int else len(ids))
-                    handle._texts.append(text)
-                    handle._ids.append(ids)
+                    handle._seen += found
                     return Chunk(text, ids, None, handle._prompt_tokens, count, None, handle._meta)
                 if found is not None and (chunk := handle._absorb(found)) is not None:
                     return chunk

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...codec import BatchFrame
-from ...fsm import RequestEvent, RequestState
+from ...fsm import REQUEST, RequestEvent, RequestState
 from ..sink import Columns
 from ..text.engine import Token
 from .dispatch import Batch
@@ -31,6 +31,8 @@ from .rows import SMALL
 from .single import OneByOne
 
 # A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
+_CHUNK: Any = RequestEvent.CHUNK
+_next: Any = REQUEST.next  # also of states that are plain ints, as a column gives them
 _QUEUED, _PICKED, _GENERATE = RequestState.QUEUED, RequestEvent.SCHEDULER_PICKED, Kind.GENERATE
 _UNKNOWN, _PART, _WHOLE = Token
 
@@ -50,6 +52,7 @@ class Frames(OneByOne):
         rids = frame.rids if selected is None else [frame.rids[index] for index in selected]
         plan = self._plan
         if plan.changes != self._changes or (plan.rids is not rids and plan.rids != rids):
+            self._count_due()
             plan = self._plan = self._look_up(rids)
         if plan.layout is not frame.layout:
             plan.layout = frame.layout
@@ -64,6 +67,7 @@ class Frames(OneByOne):
         if plan.fresh and plan.distinct:
             self._pick(plan, frame, indices, out)
         if not plan.distinct:
+            self._count_due()
             self._general(frame, indices, plan.rows, out, together=plan.distinct)
         elif plan.all_fast and plan.single and self._has_headroom(plan):
             # The common step: one id for every request, nothing special anywhere.
@@ -79,6 +83,7 @@ class Frames(OneByOne):
             self._move(plan.column, plan.rids, tokens=plan.lengths)
             self._keep_ids(plan.groups[0], frame, indices, out)
         elif len(indices) < SMALL:
+            self._count_due()
             plan.headroom -= len(frame.token_ids)
             self._general(frame, indices, plan.rows, out, together=True)
         else:
@@ -89,7 +94,7 @@ class Frames(OneByOne):
         self, plan: Plan, frame: BatchFrame, selected: list[int] | None, indices: Sequence[int], out: ShardOut
     ) -> None:
         """One step of a batch in which every row has a lane and one id."""
-        self._move(plan.column, plan.rids)
+        self._move_all(plan, 1)
         mine = frame.token_ids if selected is None else frame.token_ids[selected]
         for group in plan.groups:
             positions = group.positions
@@ -109,7 +114,7 @@ class Frames(OneByOne):
         if steps < 2:
             return steps
         ids, classes = ids[:steps], classes[:steps]
-        self._move(plan.column, plan.rids, steps)
+        self._move_all(plan, steps)
         for group in plan.groups:
             at = group.positions
             if at is None:
@@ -117,6 +122,21 @@ class Frames(OneByOne):
             else:
                 self._deliver_run(group, ids[:, at], classes[:, at], out)
         return steps
+
+    def _move_all(self, plan: Plan, steps: int) -> None:
+        """`_move` of every row of the batch. Where all are in one state that a CHUNK leaves as it is, the table says so once for all
+        rows, and what they produced is counted in the plan until somebody looks at a row."""
+        if plan.state < 0:
+            self._move(plan.column, plan.rids, steps)
+            states = self._state_column[plan.column].tobytes()
+            if states.count(states[0]) == len(states):  # nothing but a change of the table takes a row out of it again
+                plan.state = states[0]
+        elif _next(plan.state, _CHUNK) == plan.state:
+            if self._record is not None:
+                self._record_chunks(plan.column, plan.rids, steps)
+            plan.due += steps
+        else:
+            self._move(plan.column, plan.rids, steps)
 
     def _deliver_run(self, group: Group, ids: Any, classes: Any, out: ShardOut) -> None:
         """`_deliver` for several steps: `ids` and `classes` are [steps, rows of the group]."""
@@ -148,6 +168,7 @@ class Frames(OneByOne):
         self, frame: BatchFrame, selected: list[int] | None, indices: Sequence[int], plan: Plan, out: ShardOut
     ) -> None:
         """A step in which some requests are special: those one by one, the others in columns."""
+        self._count_due()
         lengths = frame.lengths if selected is None else frame.lengths[selected]
         plan.headroom -= int(lengths.max())
         lanes = self._lanes[plan.column]
@@ -243,6 +264,7 @@ class Frames(OneByOne):
     def _has_headroom(self, plan: Plan, tokens: int = 1) -> bool:
         """Whether every row may still produce so many; counted down, and looked up anew only when it runs out."""
         if plan.headroom < tokens:
+            self._count_due()
             plan.headroom = self._output_limit - int(self._produced[plan.column].max())
         return plan.headroom >= tokens
 

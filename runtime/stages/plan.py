@@ -129,6 +129,7 @@ class Plan:
         "changes",
         "column",
         "distinct",
+        "due",
         "fresh",
         "groups",
         "headroom",
@@ -138,6 +139,7 @@ class Plan:
         "rids",
         "rows",
         "single",
+        "state",
     )  # fmt: skip
 
     def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
@@ -156,6 +158,8 @@ class Plan:
         self.quiet = False  # all are of the lane QUIET
         self.groups: list[Group] = []
         self.headroom = 0
+        self.state = -1  # the state that all rows are in, once it is known
+        self.due = 0  # tokens of each row that its column does not count yet
 
 
 NO_PLAN = Plan(-1, [], [], np.empty(0, dtype=np.intp), True)

@@ -85,8 +85,8 @@ class Rows:
             self._record.record("request", self._lives[row].rid, before, event, after, self._stage)
 
     def _move(self, column: Any, rids: list[str], steps: int = 1, tokens: Any = None) -> None:
-        """A CHUNK for each of these rows and steps, and as many tokens produced (or `tokens`, for each row). The rows are STREAMING, or become so with the first
-        one, and stay so: the table is asked once for all steps (a test pins that cell)."""
+        """A CHUNK for each of these rows and steps, and as many tokens produced (or `tokens`, for each row). The rows are RUNNING or
+        STREAMING, and stay what the first CHUNK makes them: the table is asked once for all steps (a test pins that cell)."""
         if self._record is not None:
             self._record_chunks(column, rids, steps)
         if len(column) < SMALL:
@@ -95,12 +95,18 @@ class Rows:
                 states[row] = _next(states[row], _CHUNK)
         else:
             after, illegal = REQUEST.apply_batch(self._state_column[column], _CHUNK)
-            if np.count_nonzero(
-                illegal
-            ):  # cannot be: only RUNNING and STREAMING rows have a lane. A stage that finds it can be must stop.
+            if np.count_nonzero(illegal):
+                # cannot be: only RUNNING and STREAMING rows have a lane. A stage that finds it can be must stop.
                 raise InternalError("a row that is not streaming was taken for one that is")
             self._state_column[column] = after
         self._produced[column] += steps if tokens is None else tokens
+
+    def _count_due(self) -> None:
+        """Bring the column of produced tokens up to date. Before anybody looks at it, and before the plan is let go."""
+        plan = self._plan
+        if plan.due:
+            self._produced[plan.column] += plan.due
+            plan.due = 0
 
     def _record_chunks(self, column: Any, rids: list[str], steps: int) -> None:
         assert self._record is not None
@@ -150,6 +156,7 @@ class Rows:
         life = self._lives[row]
         del self._rows[life.rid]
         self._changes += 1
+        self._count_due()
         self._plan = NO_PLAN  # it is out of date, and would keep the sink
         self._lives[row] = self._waiting[row] = self._texts[row] = self._options[row] = self._ids[row] = self._extras[
             row

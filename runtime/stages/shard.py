@@ -38,6 +38,7 @@ class Shard(Frames):
 
     def key(self) -> tuple[Any, ...]:
         """The whole state, hashable: equal keys behave equally from here on."""
+        self._count_due()
         return tuple(
             (
                 rid,
