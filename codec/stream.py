@@ -18,7 +18,7 @@ from .batch import BatchFrame
 from .decode import ControlResult, RequestFailure, RidCache, decode_frame
 from .schema import WireSchema
 
-MAX_RUN_IDS: Final = 1 << 16
+MAX_RUN_IDS: Final = 1 << 17
 """Ids of one run, unless a single frame has more: what is worked on at once stays in the processor's cache."""
 
 

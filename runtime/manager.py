@@ -262,13 +262,12 @@ class TokenizerManager(Asking):
             self._step_callback = callback
 
     def _deliver_step(self, event: StepEvent) -> None:
-        with self._lock:
-            callback = self._step_callback
+        callback = self._step_callback  # set once, before any request of the step sink can be submitted
         if callback is None:
             return
         # One call at a time for each shard; only when a stage has died is there a second caller (see `Pipeline.fail_everything`).
         with self._step_locks[event.shard]:
-            first = [row for row in event.rows if row.ends and row.token.claim_end()]
+            first = [row for row in event.rows if row.ends and row.token.claim_end()] if event.rows else []
             if self._cut_off:  # every request has been told its end, or is told it here
                 event = event._replace(columns=[], rows=first)
                 if not first:

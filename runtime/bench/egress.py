@@ -1,8 +1,9 @@
 """Frame to text: the CPU that turning scheduler frames into deltas costs, per output token.
 
 Owns: the workloads (the same frames for every peer) and the three ways to run them. What is counted for headrace: everything from the
-frame's bytes in the egress ring to the delta in the request's sink (or the step sink's callback), driven on the calling thread with
-the same moves as the thread driver's; reading the sinks is outside. Not counted on either side: HTTP.
+push of a frame's bytes into the egress ring to the delta in the request's own list (or the step sink's callback), driven on the calling
+thread with the same move as the thread driver's; taking out of the sinks is outside. Flooded, as the peer is: `burst` steps are pushed
+at once, and then served until nothing is left. Not counted on either side: HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...codec import WireSchema, encode_batch_cols, frame_egress_batch_cols
 from ..config import RuntimeConfig
 from ..manager import TokenizerManager
 
-_BURST = 64  # steps that are pushed at once; after each burst all sinks are read, outside the clock
+BURST = 64  # steps that are pushed at once; after each burst all sinks are read, outside the clock
 
 
 class Workload(NamedTuple):
@@ -99,7 +100,7 @@ def decode_stream(tokenizer: Tokenizer, work: Workload, *, most: int = 20_000) -
 
 
 def headrace(
-    tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: bool = False, burst: int = _BURST
+    tokenizer: Tokenizer, work: Workload, *, wire: str = "v1", trace: bool = False, burst: int = BURST
 ) -> float:
     """CPU µs per token of headrace on this workload (this thread only: a peer may run beside it in the same process)."""
     vocab = max(tokenizer.get_vocab_size(with_added_tokens=True), int(work.ids.max()) + 1)

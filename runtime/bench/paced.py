@@ -72,19 +72,48 @@ def paced(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.025, step
     return float(np.median([at - pushed[step - 1] for step, at in taken.items()]))
 
 
-def readers(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
-    """CPU µs of the whole process per token, each request read by an asyncio task of its own."""
+class Turns:
+    """A pace: the next step comes `period_s` seconds after the last one, or (None) as soon as all consumers have had it."""
+
+    def __init__(self, consumers: int, period_s: float | None) -> None:
+        self._consumers = consumers
+        self._period = period_s
+        self._had = 0
+        self._all = threading.Event()
+        self._pause = threading.Event()  # never set
+
+    def had(self) -> None:
+        """One consumer has had a step. On the loop's thread."""
+        self._had += 1
+        if self._had == self._consumers:
+            self._had = 0
+            self._all.set()
+
+    def feed(self, push: Callable[..., object], batches: Sequence[tuple[Any, ...]]) -> None:
+        """Push all, in turn."""
+        for batch in batches:
+            if self._period is not None:
+                self._pause.wait(self._period)
+            push(*batch)
+            if self._period is None:
+                self._all.wait()
+                self._all.clear()
+
+
+def readers(tokenizer: Tokenizer, load: Workload, *, period_s: float | None = 0.005, steps: int = 60) -> float:
+    """CPU µs of the whole process per token, each request read by an asyncio task of its own; flooded where `period_s` is None."""
     load = load._replace(ids=load.ids[:, :steps])
+    turns = Turns(load.requests, period_s)
     with running(tokenizer, load) as (manager, handles, batches):
 
         async def read(handle: Any) -> None:
             async for _ in handle:
-                pass
+                turns.had()
 
         async def run() -> None:
             tasks = [asyncio.ensure_future(read(handle)) for handle in handles]
             await asyncio.sleep(0)
-            feeder = threading.Thread(target=_feed, args=(manager.scheduler.push_batch, batches, period_s))
+            feeder = threading.Thread(target=turns.feed, args=(manager.scheduler.push_batch, batches))
             feeder.start()
             await asyncio.gather(*tasks)
             await asyncio.to_thread(feeder.join)
@@ -92,24 +121,19 @@ def readers(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.005, st
         return process_cpu(lambda: asyncio.run(run())) / load.tokens * 1e6
 
 
-def _feed(push: Callable[..., object], batches: Sequence[tuple[Any, ...]], period_s: float) -> None:
-    pause = threading.Event()
-    for batch in batches:
-        pause.wait(period_s)
-        push(*batch)
-
-
-def bare_events(load: Workload, *, period_s: float = 0.005, steps: int = 60) -> float:
+def bare_events(load: Workload, *, period_s: float | None = 0.005, steps: int = 60) -> float:
     """The same wakes without any work: one task per request waits for an asyncio.Event that a thread has set, step by step.
 
     Where the loop is late, two steps are one wake, as two steps are one chunk for a reader that is late.
     """
     over = False
+    turns = Turns(load.requests, period_s)
 
     async def wait(event: asyncio.Event) -> None:
         while not over:
             await event.wait()
             event.clear()
+            turns.had()
 
     async def run() -> None:
         loop, events = asyncio.get_running_loop(), [asyncio.Event() for _ in range(load.requests)]
@@ -126,7 +150,7 @@ def bare_events(load: Workload, *, period_s: float = 0.005, steps: int = 60) -> 
             wake()
 
         batches = [*[(wake,)] * (steps - 1), (end,)]
-        feeder = threading.Thread(target=_feed, args=(loop.call_soon_threadsafe, batches, period_s))
+        feeder = threading.Thread(target=turns.feed, args=(loop.call_soon_threadsafe, batches))
         feeder.start()
         await asyncio.gather(*tasks)
         await asyncio.to_thread(feeder.join)

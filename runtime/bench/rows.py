@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from ...codec import frame_egress_batch_cols, load_schema
 from ..text.tokenize import CORPUS
-from .egress import Workload, decode_stream, frames, headrace, workload
+from .egress import BURST, Workload, decode_stream, frames, headrace, workload
 from .paced import bare_events, paced, readers
 from .textin import text_in
 
@@ -59,12 +59,14 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
             tokenizer, source, name, requests, max(per_step * 2, int(tokens * scale) // per_step * per_step), **options
         )
 
-    def egress(load: Workload, targets: dict[str, float], *, stream: bool = True) -> Row:
-        peers: dict[str, Peer] = {STREAM: lambda: decode_stream(tokenizer, load)} if stream else {}
+    def egress(load: Workload, targets: dict[str, float], *, burst: int = BURST) -> Row:
+        peers: dict[str, Peer] = {STREAM: lambda: decode_stream(tokenizer, load)}
         if rust is not None:
             peers[RUST] = lambda: rust.egress(load._replace(step_sink=False))
         # wire v2, because that is what the Rust server reads: the same frames for both
-        return Row(load.name, "CPU µs per token", lambda: headrace(tokenizer, load, wire="v2"), peers, targets)
+        return Row(
+            load.name, "CPU µs per token", lambda: headrace(tokenizer, load, wire="v2", burst=burst), peers, targets
+        )
 
     def against_plain(load: Workload, plain: Workload, most: float) -> Row:
         peers: dict[str, Peer] = {PLAIN: lambda: headrace(tokenizer, plain)}
@@ -77,10 +79,12 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
     stops = ("\n\nUser:", "### End", "<|end|>")
     return [
         egress(work("handles, 256 requests", 256, 1024), {RUST: 1 / 10, STREAM: 1 / 6}),
+        egress(work("handles, 256 requests, step by step", 256, 1024), {}, burst=1),
         egress(work("step sink, 256 requests", 256, 1024, step_sink=True), {RUST: 1 / 25}),
         egress(work("ten scripts, 256 requests", 256, 1024, scripts), {RUST: 1 / 5}),
         egress(work("handles, 16 requests", 16, 4096), {RUST: 1 / 4}),
         egress(work("handles, 1 request", 1, 8192), {STREAM: 2.5}),
+        egress(work("handles, 1 request, step by step", 1, 2048), {}, burst=1),
         egress(work("not streaming, 50 ids a frame", 256, 2000, per_step=50, stream=False), {RUST: 1 / 8}),
         against_plain(work("stops on every request", 256, 512, stops=stops), plain(256, 512), 2.0),
         against_plain(work("top-5 logprobs on every request", 256, 256, top_logprobs=5), plain(256, 256), 10.0),
@@ -93,6 +97,10 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
         Row(
             "paced 25 ms, 1 request, to a thread", "ms from push",
             lambda: paced(tokenizer, plain(1, 256)) * 1e3, {LIMIT: lambda: 1.0}, {LIMIT: 0.15},
+        ),
+        Row(
+            "256 asyncio readers, flooded", "CPU µs per token", lambda: readers(tokenizer, plain(256, 256), period_s=None),
+            {EVENT: lambda: bare_events(plain(256, 256), period_s=None)}, {EVENT: 1.3},
         ),
         Row(
             "256 asyncio readers, paced 5 ms", "CPU µs per token", lambda: readers(tokenizer, plain(256, 256)),

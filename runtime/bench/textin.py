@@ -1,6 +1,6 @@
 """Text in: the CPU from `generate` to the columns that a scheduler drains, per request.
 
-Owns: the workload (batches of 16 prompts), its two ways in, and what each is held against. The manager's moves are made on the calling
+Owns: the workload (batches of 32 prompts), its two ways in, and what each is held against. The manager's moves are made on the calling
 thread, with one worker; what is counted is the whole process, so the tokenizer library's own threads are in it on both sides.
 """
 
@@ -25,7 +25,7 @@ Peer = Callable[[], float]
 Line = tuple[str, str, Peer, dict[str, Peer], dict[str, float]]
 """The fields of a `Row`: name, unit, ours, peers, targets."""
 
-_BATCH: Final = 16
+_BATCH: Final = 32
 _UNIT: Final = "CPU µs per request"
 
 
@@ -74,7 +74,7 @@ def _backend(manager: TokenizerManager) -> Any:
     return manager._pipeline.workers[0]._backend
 
 
-def overhead(manager: TokenizerManager, prompts: Sequence[str], *, batch: bool, rounds: int = 5) -> float:
+def overhead(manager: TokenizerManager, prompts: Sequence[str], *, batch: bool, rounds: int = 20) -> float:
     """CPU seconds beside the library's own call with the same texts; both are the least of `rounds`, in turn."""
     whole = alone = float("inf")
     for _ in range(rounds):
