@@ -169,6 +169,23 @@ class Columns:
         self.states: Sequence[int] = b""
         self.closes = -1
 
+    def without(self, gone: Sequence[int]) -> Columns:
+        """The same sinks but for those at `gone`, ascending; nothing goes there yet. What is sure for all is sure for them."""
+        rows, sinks, lists = list(self.rows), list(self.sinks), list(self.lists)
+        if rows:
+            for at in reversed(gone):
+                del rows[at], sinks[at], lists[at]
+        left = Columns(rows, sinks, lists)
+        left.sure, left.version = self.sure, self.version
+        return left
+
+    def with_more(self, more: Columns, fresh: bool) -> Columns:
+        """These sinks and those of `more`; nothing goes there yet. `fresh`: those of `more` hold nothing."""
+        both = Columns([*self.rows, *more.rows], [*self.sinks, *more.sinks], [*self.lists, *more.lists])
+        if fresh:
+            both.sure, both.version = self.sure, self.version
+        return both
+
     def only(self, keep: Sequence[int]) -> Columns:
         """The same for some of the positions."""
         rows, sinks, lists, pairs = self.rows, self.sinks, self.lists, self.pairs
@@ -324,7 +341,8 @@ class Hub:
         lost: set[Sink] = set()
         with self.lock:
             self._hand_out()
-            self.version += 1
+            # An end is the last of its sink, which leaves its columns; another delta is one that they do not know of.
+            self.version += any(isinstance(item, EgressItem.Frame) for _, item in items)
             for index, (sink, item) in enumerate(items):
                 if sink in lost and not isinstance(item, EgressItem.Error):
                     why: SinkError | None = _FULL

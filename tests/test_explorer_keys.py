@@ -140,6 +140,7 @@ SHARD_EXCUSED = {
     "_free": "which row a request has steers nothing",
     "_state_column": "the memory of _states",
     "_waiting": "the sink's own list",
+    "_planned_rows": "says what the plan says",
     "_known": "made of what it stands beside",
     "_changes": "tells whether the cache is still good",
     "_plan": "a cache; a world that drops it behaves the same (the simulation runs with and without)",

@@ -40,11 +40,14 @@ def works(draw: st.DrawFn) -> Work:
     if draw(st.booleans()):
         kinds = [kinds[0]] * count
     alive = list(range(count))
+    late = [alive.pop() for _ in range(draw(st.integers(0, count - 1)))] if draw(st.booleans()) else []
     steps: list[list[tuple[int, list[int], bool]]] = []
     token = st.sampled_from(TOKENS) if draw(st.booleans()) else st.sampled_from([65, 66, STOP_ID])
     odd = draw(st.sampled_from([0, 0, 1, 3]))
     for _ in range(draw(st.integers(2, 14))):
         step = []
+        while late and draw(st.integers(0, 2)) == 0:  # a batch that grows, mostly at its end
+            alive.insert(draw(st.sampled_from([len(alive), len(alive), 0])), late.pop())
         width = draw(st.sampled_from([1, 1, 1, 3])) if odd else 1
         for request in list(alive):
             ends = bool(odd) and draw(st.integers(0, 60)) == 0
@@ -55,10 +58,10 @@ def works(draw: st.DrawFn) -> Work:
             if ends:
                 alive.remove(request)
         steps.append(step)
-        if not alive:
+        if not alive and not late:
             break
-    if alive:
-        steps.append([(request, [65], True) for request in alive])
+    if alive or late:
+        steps.append([(request, [65], True) for request in [*alive, *late]])
     bursts = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     return Work(
         kinds,

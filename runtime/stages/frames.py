@@ -31,6 +31,7 @@ from .rows import SMALL
 from .single import OneByOne
 
 # A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
+_FEW = 16  # so many ends are taken out of a plan one by one
 _CHUNK: Any = RequestEvent.CHUNK
 _next: Any = REQUEST.next  # also of states that are plain ints, as a column gives them
 _QUEUED, _PICKED, _GENERATE = RequestState.QUEUED, RequestEvent.SCHEDULER_PICKED, Kind.GENERATE
@@ -52,14 +53,37 @@ class Frames(OneByOne):
         rids = frame.rids if selected is None else [frame.rids[index] for index in selected]
         plan = self._plan
         if plan.changes != self._changes or (plan.rids is not rids and plan.rids != rids):
-            self._count_due()
-            plan = self._plan = self._look_up(rids)
+            plan = self._use(self._grown(plan, rids) or self._look_up(rids))
         if plan.layout is not frame.layout:
             plan.layout = frame.layout
             ids, offsets, runs_on = len(frame.token_ids), frame.offsets, not frame.finished
             plan.single = runs_on and ids == len(frame.rids) and bool((offsets == _ramp(ids + 1)).all())
             plan.lengths = (frame.lengths if selected is None else frame.lengths[selected]) if runs_on else None
         return plan, indices
+
+    def _use(self, plan: Plan) -> Plan:
+        """`plan` is the plan from now on."""
+        self._count_due()
+        self._plan = plan
+        self._planned_rows[:] = False
+        self._planned_rows[plan.column] = True
+        return plan
+
+    def _grown(self, plan: Plan, rids: list[str]) -> Plan | None:
+        """The plan of a batch that has grown at its end, made out of the last one; None where the batch is another."""
+        size = len(plan.rids)
+        if plan.changes != self._changes or not plan.of_one_lane or len(rids) <= size or rids[:size] != plan.rids:
+            return None
+        more = [self._rows.get(rid, -1) for rid in rids[size:]]
+        if -1 in more or len(set(more)) < len(more) or self._planned_rows[more].any():
+            return None
+        column = np.concatenate([plan.column, np.array(more, dtype=np.intp)])
+        grown = Plan(self._changes, rids, [*plan.rows, *more], column, True)
+        grown.fresh = [size + at for at, row in enumerate(more) if self._states[row] == _QUEUED]
+        grown.base = plan
+        if not grown.fresh:
+            self._lay_out(grown)
+        return grown
 
     def _frame(self, batch: Batch, sure: int, out: ShardOut) -> None:
         plan, indices = self._planned(batch)
@@ -82,6 +106,8 @@ class Frames(OneByOne):
             plan.headroom -= longest
             self._move(plan.column, plan.rids, tokens=plan.lengths)
             self._keep_ids(plan.groups[0], frame, indices, out)
+        elif selected is None and self._some_end(plan, frame, out):
+            pass
         elif len(indices) < SMALL:
             self._count_due()
             plan.headroom -= len(frame.token_ids)
@@ -89,6 +115,31 @@ class Frames(OneByOne):
         else:
             self._mixed(frame, selected, indices, plan, out)
         out.rest = batch.behind(steps)
+
+    def _some_end(self, plan: Plan, frame: BatchFrame, out: ShardOut) -> bool:
+        """A step of one id each in which a few requests end and the others are alike. Those that end leave the plan, which then is the
+        one of the next step, too. False, and nothing is done, where it is another."""
+        ends = frame.finished
+        count = len(frame.rids)
+        if not (plan.of_one_lane and 0 < len(ends) <= _FEW and len(ends) < count == len(frame.token_ids)):
+            return False
+        if not (frame.offsets == _ramp(count + 1)).all() or not self._has_headroom(plan):
+            return False
+        self._count_due()
+        left = self._use(plan.without(ends))
+        keep = np.ones(count, dtype=bool)
+        keep[ends] = False
+        where = np.flatnonzero(keep).tolist()
+        self._move_all(left, 1)
+        (group,) = left.groups
+        if group.lane is QUIET:
+            self._keep_ids(group, frame, where, out)
+        else:
+            for at in self._deliver(group, frame.token_ids[keep], frame, where, out):
+                self._text(group.rows[at], frame, where[at], out)
+        left.headroom -= 1
+        self._general(frame, ends, [plan.rows[at] for at in ends], out, together=True)
+        return True
 
     def _single(
         self, plan: Plan, frame: BatchFrame, selected: list[int] | None, indices: Sequence[int], out: ShardOut
@@ -206,8 +257,15 @@ class Frames(OneByOne):
         return plan
 
     def _lay_out(self, plan: Plan) -> None:
-        lanes = self._lanes[plan.column]
         plan.changes = self._changes
+        base, plan.base = plan.base, None
+        if base is not None:
+            size, lane = len(base.rows), base.groups[0].lane
+            if all(self._lanes[row] == lane for row in plan.rows[size:]):
+                more, fresh = self._group(lane, None, plan.rows[size:]), not any(self._produced[plan.rows[size:]])
+                plan.groups, plan.all_fast, plan.quiet = [base.groups[0].with_more(more, fresh)], True, lane is QUIET
+                return
+        lanes = self._lanes[plan.column]
         plan.all_fast = bool(plan.rows) and bool(lanes.all())
         if plan.all_fast:
             first = Lane(lanes[0])

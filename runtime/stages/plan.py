@@ -120,12 +120,41 @@ class Group:
         self.quiet: Sequence[array[int]] = ()  # QUIET: the ids so far
         self.tokens: Sequence[Any] = ()  # STEP: what the requests are called by
 
+    def without(self, gone: Sequence[int]) -> Group:
+        """The same without the rows at these positions, ascending. For a group that is all of its batch."""
+        left = Group(self.lane, None, _without(self.rows, gone))
+        left.columns = self.columns.without(gone)
+        left.states = _without(self.states, gone)
+        left.quiet = _without(self.quiet, gone)
+        left.tokens = _without(self.tokens, gone)
+        left.odd = {at for at, state in enumerate(left.states) if not state.plain} if self.odd else set()
+        return left
+
+    def with_more(self, more: Group, fresh: bool) -> Group:
+        """The rows of `more` behind these. For two groups of one lane; `fresh`: nothing has come of `more` yet."""
+        both = Group(self.lane, None, [*self.rows, *more.rows])
+        both.columns = self.columns.with_more(more.columns, fresh)
+        both.states = [*self.states, *more.states]
+        both.quiet = [*self.quiet, *more.quiet]
+        both.tokens = [*self.tokens, *more.tokens]
+        both.odd = self.odd | {len(self.rows) + at for at in more.odd}
+        return both
+
+
+def _without(values: Sequence[Any], gone: Sequence[int]) -> list[Any]:
+    left = list(values)
+    if left:
+        for at in reversed(gone):
+            del left[at]
+    return left
+
 
 class Plan:
     """What was looked up for one batch of rids (see `Shard._look_up`)."""
 
     __slots__ = (
         "all_fast",
+        "base",
         "changes",
         "column",
         "distinct",
@@ -155,11 +184,27 @@ class Plan:
         self.distinct = distinct  # no live request stands twice in the batch
         self.fresh: list[int] = []  # positions of requests of which nothing has come yet
         self.all_fast = False
+        self.base: Plan | None = None  # what it is to be made of, where the batch has grown
         self.quiet = False  # all are of the lane QUIET
         self.groups: list[Group] = []
         self.headroom = 0
         self.state = -1  # the state that all rows are in, once it is known
         self.due = 0  # tokens of each row that its column does not count yet
+
+    @property
+    def of_one_lane(self) -> bool:
+        """Whether all rows are served alike."""
+        return self.all_fast and self.distinct and len(self.groups) == 1 and self.groups[0].positions is None
+
+    def without(self, gone: Sequence[int]) -> Plan:
+        """The plan of the batch without the rows at these few positions, ascending. For one whose rows are all of one group."""
+        keep = np.ones(len(self.rows), dtype=bool)
+        keep[gone] = False
+        left = Plan(self.changes, _without(self.rids, gone), _without(self.rows, gone), self.column[keep], True)
+        left.all_fast, left.quiet = bool(left.rows), self.quiet
+        left.groups = [self.groups[0].without(gone)]
+        left.headroom, left.state = self.headroom, self.state
+        return left
 
 
 NO_PLAN = Plan(-1, [], [], np.empty(0, dtype=np.intp), True)

@@ -62,6 +62,9 @@ class Rows:
         self._known: tuple[Any, Any] = (None, None)  # the last normal form of sampling parameters, and its text options
         # How the last batch was served, good while neither its rids nor the table have changed. A cache: no part of the state.
         self._changes = 0
+        self._planned_rows = np.zeros(
+            capacity + 1, dtype=bool
+        )  # those of the plan; the last one stands for rows that are nobody's
         self._plan = NO_PLAN
 
     def __len__(self) -> int:
@@ -155,9 +158,10 @@ class Rows:
         """Terminal means absent: the row is free, the slot goes back, and an abort that is owed goes to ingress."""
         life = self._lives[row]
         del self._rows[life.rid]
-        self._changes += 1
-        self._count_due()
-        self._plan = NO_PLAN  # it is out of date, and would keep the sink
+        if self._planned_rows[row]:
+            self._changes += 1
+            self._count_due()
+            self._plan = NO_PLAN  # it is out of date, and would keep the sink
         self._lives[row] = self._waiting[row] = self._texts[row] = self._options[row] = self._ids[row] = self._extras[
             row
         ] = None

@@ -108,7 +108,8 @@ class Shard(Frames):
             return
         row = self._free.pop()  # cannot be empty: a slot was booked for every live request at admission
         self._rows[life.rid] = row
-        self._changes += 1
+        if not self._plan.all_fast:  # it may name this request, and not know it
+            self._changes += 1
         self._lives[row] = life
         if life.sink is not None:
             self._waiting[row] = life.sink.waiting()
