@@ -177,12 +177,12 @@ class Frames(OneByOne):
     def _move_all(self, plan: Plan, steps: int) -> None:
         """`_move` of every row of the batch. Where all are in one state that a CHUNK leaves as it is, the table says so once for all
         rows, and what they produced is counted in the plan until somebody looks at a row."""
-        if plan.state < 0:
+        if plan.all_in < 0:
             self._move(plan.column, plan.rids, steps)
             states = self._state_column[plan.column].tobytes()
             if states.count(states[0]) == len(states):  # nothing but a change of the table takes a row out of it again
-                plan.state = states[0]
-        elif _next(plan.state, _CHUNK) == plan.state:
+                plan.all_in = states[0]
+        elif _next(plan.all_in, _CHUNK) == plan.all_in:
             if self._record is not None:
                 self._record_chunks(plan.column, plan.rids, steps)
             plan.due += steps

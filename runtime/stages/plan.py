@@ -154,6 +154,7 @@ class Plan:
 
     __slots__ = (
         "all_fast",
+        "all_in",
         "base",
         "changes",
         "column",
@@ -168,7 +169,6 @@ class Plan:
         "rids",
         "rows",
         "single",
-        "state",
     )  # fmt: skip
 
     def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
@@ -188,7 +188,7 @@ class Plan:
         self.quiet = False  # all are of the lane QUIET
         self.groups: list[Group] = []
         self.headroom = 0
-        self.state = -1  # the state that all rows are in, once it is known
+        self.all_in = -1  # the state that all rows are in, once it is known
         self.due = 0  # tokens of each row that its column does not count yet
 
     @property
@@ -203,7 +203,7 @@ class Plan:
         left = Plan(self.changes, _without(self.rids, gone), _without(self.rows, gone), self.column[keep], True)
         left.all_fast, left.quiet = bool(left.rows), self.quiet
         left.groups = [self.groups[0].without(gone)]
-        left.headroom, left.state = self.headroom, self.state
+        left.headroom, left.all_in = self.headroom, self.all_in
         return left
 
 
