@@ -228,6 +228,18 @@ def test_large_extras_are_each_rows_own_and_small_ones_are_shared_and_both_are_t
     assert all(extras == [number + 0.5 for number in range(13)] for _, _, extras, _ in shared)
 
 
+@pytest.mark.parametrize("width", [0, 2])
+def test_a_broken_character_of_an_uneven_step_stands_before_the_next_steps_text_in_the_step_sink(width: int) -> None:
+    """What a step that is not alike for all rows leaves in a text is known to the plan that serves the next step."""
+    work = _plain(20, 4)
+    work = work._replace(kinds=["handle", *["step"] * 19])
+    work.steps[1][5] = (5, [0xC3], False)
+    work.steps[1][0] = (0, [65] * width, False)
+    for bursts in ([1], [5]):
+        texts, _ = served(work, bursts)
+        assert (texts[5][0], texts[6][0]) == ("F\ufffdHI\n", "GHIJ\n")
+
+
 def test_a_fallback_tokenizer_and_none_at_all_are_served_step_by_step_or_by_ids() -> None:
     work = _plain(2, 12)
     for more in (

@@ -240,8 +240,11 @@ class Frames(OneByOne):
             if group.lane is QUIET:
                 self._keep_ids(group, frame, where, out)
                 continue
+            odd = set(group.odd)
             for at in self._deliver(group, frame.token_ids[starts[group.positions]], frame, where, out):
                 self._text(group.rows[at], frame, where[at], out)
+            if group.odd != odd:
+                self._changes += 1  # these are groups of this step alone; those of the plan do not know
         left = np.flatnonzero(lanes == GENERAL).tolist()
         if left:
             self._general(frame, [indices[at] for at in left], [plan.rows[at] for at in left], out, together=True)
