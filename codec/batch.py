@@ -97,14 +97,18 @@ class RowExtras(Mapping[str, NDArray[Any]]):
     __slots__ = ("_columns", "_found", "_row")
 
     def __init__(self, columns: KeptExtras, row: int) -> None:
-        self._columns = columns
+        self._columns: KeptExtras | None = (
+            columns  # let go once it was read: who keeps one row must not keep the others'
+        )
         self._row = row
-        self._found: dict[str, NDArray[Any]] | None = None
+        self._found: dict[str, NDArray[Any]] = {}
 
     def _read(self) -> dict[str, NDArray[Any]]:
-        if self._found is None:  # two readers at once make it twice, which is harmless
-            found = _extras_of(self._columns.parts, self._columns.offsets, self._row)
+        columns = self._columns
+        if columns is not None:  # two readers at once make it twice, which is harmless
+            found = _extras_of(columns.parts, columns.offsets, self._row)
             self._found = {name: values.copy() for name, values in found.items()}
+            self._columns = None
         return self._found
 
     def __bool__(self) -> bool:

@@ -488,7 +488,7 @@ class AsyncChunks:
         handle, sink, turn = self._handle, self._sink, self._turn
         if turn is None:
             turn = self._turn = sink.turn(asyncio.get_running_loop(), take=True)
-        elif turn.callback is not None:
+        elif turn.callback is not None or turn.cancelled:
             raise InternalError("this request is already being read; a handle has one reader at a time", rid=handle.rid)
         try:
             while handle._terminal is None:
@@ -496,6 +496,12 @@ class AsyncChunks:
                 if found is not None:
                     turn.found = None
                 elif turn.armed:
+                    loop = asyncio.get_running_loop()
+                    if turn.loop is not loop:
+                        # The reader goes on in another loop: its place in the first one is given up.
+                        sink.unpark(turn)
+                        turn = self._turn = sink.turn(loop, take=True)
+                        continue
                     await turn
                     continue
                 else:

@@ -44,6 +44,8 @@ class Book:
         if not words:
             words.append(touched)
             return True
+        if self.loop.is_closed():  # it was called, and closed before it looked: whoever calls it again learns that
+            return True
         if words[-1] is not touched:
             if len(words) >= _WORDS:  # a loop that is far behind asks every sink
                 words[:] = [list(turns)]
@@ -72,29 +74,30 @@ class Turn:
 
     `armed`: it stands in its book, or its wake has begun; a reader may wait here exactly as long as it is set. `found`: a
     plain chunk that the wake has taken out of `sink` for the reader, who is about to go on; it comes before whatever the sink holds.
-    `callback`: the task that waits here now.
+    `callback`: the task that waits here now. `cancelled`: a task that waited here was cancelled and does not know it yet.
     """
 
     __slots__ = (
         "_asyncio_future_blocking",
-        "_cancelled",
         "_loop",
         "_message",
         "armed",
         "book",
         "callback",
+        "cancelled",
         "context",
         "found",
+        "loop",
         "sink",
     )
 
     def __init__(self, book: Book, sink: Any = None) -> None:
-        self._loop = book.loop
+        self.loop = self._loop = book.loop  # asyncio looks for the second name
         self.book = book.turns
         self._asyncio_future_blocking = False
         self.callback: Callable[[Any], object] | None = None
         self.context: Any = None
-        self._cancelled = False
+        self.cancelled = False
         self._message: object = None
         self.armed = False
         self.sink = sink  # None: the reader takes for itself
@@ -117,14 +120,14 @@ class Turn:
         callback, self.callback = self.callback, None
         if callback is None:
             return False
-        self._cancelled, self._message = True, msg
+        self.cancelled, self._message = True, msg
         self._loop.call_soon(callback, self, context=self.context)
         return True
 
     def result(self) -> None:
         """None, or `CancelledError` after `cancel`."""
-        if self._cancelled:
-            self._cancelled = False
+        if self.cancelled:
+            self.cancelled = False
             raise asyncio.CancelledError() if self._message is None else asyncio.CancelledError(self._message)
 
 

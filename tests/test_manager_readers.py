@@ -471,3 +471,61 @@ def test_a_reader_that_has_ended_needs_no_collector():
         assert [one() for one in sinks + handles] == [None] * 4
     finally:
         gc.enable()
+
+
+def test_a_second_task_at_an_iterator_is_refused_also_while_the_first_ones_cancellation_is_on_its_way():
+    """It would wait for ever: the first one, when it hears of its end, takes their common place off the books."""
+    house = House()
+
+    async def main() -> None:
+        it = aiter(house.handles[0])
+        first = asyncio.ensure_future(anext(it))
+        await turns()
+        first.cancel()
+        with pytest.raises(InternalError, match="already being read"):
+            async with asyncio.timeout(BOUND):
+                await anext(it)
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(main())
+    assert house.left == ["0"]
+
+
+def test_an_iterator_goes_on_in_another_loop():
+    house = House()
+    it = aiter(house.handles[0])
+    got = []
+
+    async def one() -> None:
+        task = asyncio.ensure_future(anext(it))
+        await turns()
+        house.step()
+        got.append((await task).text)
+
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for loop in [*loops, *loops]:
+        loop.run_until_complete(one())
+    loops[0].close()
+    loops[1].run_until_complete(one())
+    assert got == list("abcde")
+    assert house.left == []
+    loops[1].close()
+
+
+def test_a_loop_that_was_called_and_closed_before_it_looked_keeps_nothing_alive():
+    house = House()
+    loop = asyncio.new_event_loop()
+    handle = house.handles.pop()
+    task = loop.create_task(anext(aiter(handle)))  # type: ignore[arg-type]
+    loop.run_until_complete(turns())
+    house.step()
+    loop.close()
+    house.step()
+    assert house.hub.tasks == {}
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    gone = weakref.ref(handle)
+    del task, handle
+    gc.collect()
+    assert gone() is None
+    assert "0" in house.left

@@ -1,7 +1,10 @@
 """`FrameDecoder` gives what `decode_frame` gives, whatever stood before in the stream."""
 
+import weakref
+
 import numpy as np
-from headrace.codec import BatchFrame, FrameError, decode_frame, load_schema, strategies
+from headrace.codec import BatchFrame, ChunkEvent, FrameError, decode_frame, encode_batch, load_schema, strategies
+from headrace.codec.batch import RowExtras
 from headrace.codec.stream import FrameDecoder
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -80,3 +83,18 @@ def test_owned_extras_are_the_extras_of_each_row_as_copies(data, name):
             assert values.dtype == views[key].dtype
             assert values.tobytes() == views[key].tobytes()
             assert values.flags.owndata
+
+
+def test_extras_that_were_read_keep_nothing_of_the_other_rows():
+    """A handle keeps what it has read for its completion, and must not keep the frames of its whole batch with it."""
+    chunks = [ChunkEvent(rid=rid, token_ids=[65], extras={"out_lp_val": [0.5], "out_lp_idx": [65]}) for rid in "abc"]
+    frame = decode_frame(encode_batch(chunks, SCHEMAS["v1"]), SCHEMAS["v1"])
+    shared = frame.keep_extras()
+    columns = weakref.ref(shared.parts["out_lp"].values)
+    rows = [RowExtras(shared, row) for row in range(3)]
+    del shared
+    assert [row["out_lp_val"].tolist() for row in rows[:2]] == [[0.5], [0.5]]
+    assert columns() is not None
+    assert dict(rows[2]).keys() == {"out_lp_val", "out_lp_idx"}
+    assert columns() is None
+    assert [row["out_lp_idx"].tolist() for row in rows] == [[65]] * 3
