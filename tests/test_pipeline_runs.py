@@ -228,6 +228,14 @@ def test_large_extras_are_each_rows_own_and_small_ones_are_shared_and_both_are_t
     assert all(extras == [number + 0.5 for number in range(13)] for _, _, extras, _ in shared)
 
 
+def test_chunks_without_ids_count_against_a_sink_whose_request_joins_a_batch() -> None:
+    work = _plain(3, 8, sink_capacity=4)
+    for number, step in enumerate(work.steps[:4]):
+        step[:] = step[:2] if number == 3 else [(2, [], False)]
+    texts, _ = served(work, [1])
+    assert [(len(ids), end) for _, ids, _, end in texts] == [(4, "slow_client")] * 2 + [(1, "slow_client")]
+
+
 @pytest.mark.parametrize("width", [0, 2])
 def test_a_broken_character_of_an_uneven_step_stands_before_the_next_steps_text_in_the_step_sink(width: int) -> None:
     """What a step that is not alike for all rows leaves in a text is known to the plan that serves the next step."""

@@ -265,7 +265,9 @@ class Frames(OneByOne):
         if base is not None:
             size, lane = len(base.rows), base.groups[0].lane
             if all(self._lanes[row] == lane for row in plan.rows[size:]):
-                more, fresh = self._group(lane, None, plan.rows[size:]), not any(self._produced[plan.rows[size:]])
+                more = self._group(lane, None, plan.rows[size:])
+                # chunks without an id count as nothing produced, and wait in a sink like any other
+                fresh = not any(self._produced[more.rows]) and not any(more.columns.lists)
                 plan.groups, plan.all_fast, plan.quiet = [base.groups[0].with_more(more, fresh)], True, lane is QUIET
                 return
         lanes = self._lanes[plan.column]
