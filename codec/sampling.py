@@ -395,7 +395,8 @@ class Normaliser:
 
 _KNOWN_FORMS: Final = 512
 _LARGEST_KNOWN: Final = 2048  # bytes of a fingerprint: what is remembered stays below a few MiB
-_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_LONGEST_KNOWN: Final = _LARGEST_KNOWN // 5  # entries of a list, which take five bytes or more each
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
 _STRINGS: Final = frozenset({str})
 _INTEGERS: Final = frozenset({int})
 _NOTHING: Final = marshal.dumps({}, 2)
@@ -407,12 +408,12 @@ def _fingerprint(params: Any) -> bytes | None:
 
     `marshal` writes the exact type, where comparing would take True, 1 and 1.0 for one value, and -0.0 for 0.0. (Version 2, because
     later ones note which objects are shared, and so depend on who else holds them.) It takes any foreign buffer for bytes, which
-    is why the types are looked at first.
+    is why the types are looked at first. So are the sizes: what is large is refused without a copy of it, or worked out without one.
     """
     held: Any
     values: Iterable[Any]
     if type(params) is dict:
-        if not _STRINGS.issuperset(map(type, params)):
+        if not (_KEYS.issuperset(params) and _STRINGS.issuperset(map(type, params))):
             return None
         held, values = params, params.values()
     elif type(params) is SamplingParams:
@@ -421,7 +422,7 @@ def _fingerprint(params: Any) -> bytes | None:
         return _NOTHING
     else:
         return None
-    if not _PLAIN.issuperset(map(type, values)) and not all(map(_is_plain, values)):
+    if not _NUMBERS.issuperset(map(type, values)) and not all(map(_is_plain, values)):
         return None
     key = marshal.dumps(held, 2)
     return key if len(key) <= _LARGEST_KNOWN else None
@@ -429,9 +430,15 @@ def _fingerprint(params: Any) -> bytes | None:
 
 def _is_plain(value: Any) -> bool:
     kind = type(value)
-    if kind is list or kind is tuple:
-        return _STRINGS.issuperset(map(type, value)) or _INTEGERS.issuperset(map(type, value))
-    return kind in _PLAIN
+    if kind in _NUMBERS:
+        return True
+    if kind is str:
+        return len(value) <= _LARGEST_KNOWN
+    if (kind is not list and kind is not tuple) or len(value) > _LONGEST_KNOWN:
+        return False
+    if _STRINGS.issuperset(map(type, value)):
+        return sum(map(len, value)) <= _LARGEST_KNOWN
+    return _INTEGERS.issuperset(map(type, value))
 
 
 def _nbytes(sampling: NormalizedSamplingParams) -> int:
