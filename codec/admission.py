@@ -171,13 +171,14 @@ class Admission:
                 "return_hidden_states needs a server started with enable_return_hidden_states",
                 field="return_hidden_states",
             )
-        asked, media, wire_fields = None, None, _NO_FIELDS
+        asked, media = None, None
+        wire_fields: dict[str, Any] = {}
         if request.token_ids_logprob is not None:
             asked = token_ids(
                 "token_ids_logprob", request.token_ids_logprob, rules.vocab_size, rules.limits.max_token_ids_logprob
             )
             nbytes += 8 * len(asked or ())
-        if request.media:
+        if request.media is not None:
             media, size = _media(request.media, rules)
             nbytes += size
         if request.wire_fields is not None:
@@ -228,7 +229,6 @@ _FLAGS: Final = (
 )
 _NO_LOGPROBS: Final = -1
 _NO_TOP: Final = 0
-_NO_FIELDS: Final[dict[str, Any]] = {}
 _admissions: Final[dict[tuple[int, int], Admission]] = {}
 
 
@@ -312,10 +312,10 @@ def _reserved(rules: AdmissionRules) -> str:
 
 def _media(media: Any, rules: AdmissionRules) -> tuple[dict[str, Any] | None, int]:
     """What goes to the encoder, and its size. Refused where there is no encoder: media that is ignored gives a wrong answer."""
-    if not media:
-        return None, 0
     if not isinstance(media, Mapping):
         raise ValidationError(f"media must be an object, not {show(media)}", field="media")
+    if not media:
+        return None, 0
     for key in media:
         if key not in MEDIA_KEYS:
             raise ValidationError(
