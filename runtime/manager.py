@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..codec import GenerateBody, GenerateRequest, SamplingParams
+from ..codec import GenerateBody, GenerateRequest, Rid, SamplingParams
 from ..codec.admission import NormalizedRequest
 from ..codec.body import batch_rids
 from ..codec.errors import InternalError, ValidationError, show
@@ -104,7 +104,7 @@ class TokenizerManager(Asking):
             text=prompt if is_text else None,  # type: ignore[arg-type]
             input_ids=None if is_text else prompt,
             sampling_params=params,
-            rid=rid,
+            rid=_own(rid),
             stream=stream,
             return_logprob=return_logprob,
             logprob_start_len=-1 if logprob_start_len is None else logprob_start_len,
@@ -172,6 +172,8 @@ class TokenizerManager(Asking):
     ) -> list[RequestHandle]:
         self._check_usable()
         self._check_options(sink, deadline_s)
+        for given in requests:
+            given.rid = _own(given.rid)
         if batch:
             self._check_batch(requests)
         admit = self._admission.admit
@@ -307,6 +309,11 @@ class TokenizerManager(Asking):
             tokenizer_backend=None if self._backend is None else self._backend.name,
             waiting_bytes=pipeline.live.nbytes,
         )
+
+
+def _own(rid: Any) -> Any:
+    """A `Rid` is one request's name inside; from a client it is a name like any other, which can come again."""
+    return str(rid) if isinstance(rid, Rid) else rid
 
 
 def _request(prompt: Any, params: Any, **fields: Any) -> GenerateRequest:
