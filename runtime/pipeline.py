@@ -405,6 +405,8 @@ class Pipeline:
                 self._commit_ingress(self.ingress.step("refused", lives, self.facts()))
         for life, abort in out.aborts:
             took = bool(self.ring_in.try_push(abort))  # there was room, so a refusal means closed
+            if took:
+                self.live.pushed((), abort.nbytes)
             self._commit_ingress(self.ingress.step("paid", (life, took), self.facts()))
         for life, item in out.terminals:
             self._tell(life, item)
