@@ -294,6 +294,7 @@ class Ingress:
             life.group = None
             out.shard.append((life.shard, Register(life)))
             if message is not None:
+                life.ids = None  # they are in the message; a life outlasts the ring, and its ids would be in no budget
                 out.requests.append((life, message))
 
     def _message(self, life: Life) -> IngressMessage | None:

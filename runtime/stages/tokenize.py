@@ -43,6 +43,8 @@ class TokenizerWorker:
 
     def step(self, jobs: Sequence[Job]) -> list[Tokenised]:
         """One answer for each job, in order. Never raises for a prompt's fault."""
+        if not jobs:
+            return []
         if all(job.add_special_tokens and job.media is None for job in jobs):
             return self._encode(jobs, True)
         done: list[Tokenised | None] = [None if job.media is None else self._media(job) for job in jobs]

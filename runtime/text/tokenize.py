@@ -88,10 +88,11 @@ class TokenizersBackend:
 
 
 _PACKED: Final = 1 << 16  # ids of one text that are handed to one call as its arguments
+_SHARED: Final = 1 << 12  # ids of a batch whose texts share an array: a small prompt must not keep a large batch alive
 
 
 def _cut(rows: list[list[int]]) -> list[NDArray[np.int64]]:
-    """An array for each row, cut out of one."""
+    """An array for each row, cut out of one where that is not large."""
     ends = list(accumulate(map(len, rows)))
     whole = np.empty(ends[-1] if ends else 0, dtype=np.int64)
     memory, cuts = whole.data, []
@@ -103,7 +104,7 @@ def _cut(rows: list[list[int]]) -> list[NDArray[np.int64]]:
         else:
             cut[:] = row
         cuts.append(cut)
-    return cuts
+    return cuts if whole.size <= _SHARED else [cut.copy() for cut in cuts]
 
 
 class FastokensBackend:
@@ -123,7 +124,8 @@ class FastokensBackend:
             raise TokenizeError("the tokenizer failed on this text") from error
         ids = np.frombuffer(flat, dtype="<u4").astype(np.int64)
         edges = np.frombuffer(bounds, dtype="<u8").tolist()
-        return [ids[start:end] for start, end in pairwise(edges)]
+        cuts = [ids[start:end] for start, end in pairwise(edges)]
+        return cuts if ids.size <= _SHARED else [cut.copy() for cut in cuts]
 
 
 CORPUS: Final[tuple[str, ...]] = (
