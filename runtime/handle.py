@@ -89,6 +89,11 @@ class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     _extras: Mapping[str, np.ndarray[Any, Any]] | None = None
     _meta: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        shown = ["text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens"]
+        shown += [name for name in ("extras", "meta") if getattr(self, name)]
+        return f"Chunk({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     @property
     def token_ids(self) -> Ids:
         """The ids of this delta, int64; the same array each time."""

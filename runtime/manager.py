@@ -282,8 +282,10 @@ class TokenizerManager(Asking):
                 # no Exception (a CancelledError out of a future, sys.exit): here it would end the stage, and with it everybody.
                 told = f"the on_step callback failed with {describe(fault)}; its requests are aborted"
                 self._faults.report("headrace.manager", told, where(fault))
-                for handle in batch.handles:
-                    handle.abort()
+                for token in [token for column in event.columns for token in column.tokens]:
+                    token.abort()  # asked of the event: the lists of the batch were the callback's to change
+                for row in event.rows:
+                    row.token.abort()
 
     def stats(self) -> Stats:
         """A snapshot, taken between two steps of each stage: live requests by state, rings, counters, decoder.

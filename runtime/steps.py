@@ -22,10 +22,10 @@ class StepBatch:
 
     Row i belongs to `handles[i]`: its delta `texts[i]`, its ids ``token_ids[offsets[i]:offsets[i+1]]`` (int64), and
     `finish_reasons[i]` or `errors[i]` where it ended; `ended` are those rows. `extras[i]` holds its logprob columns of this step by
-    name. `step` counts the calls of this `shard` from 1. The lists are the receiver's own.
+    name. `step` counts the calls of this `shard` from 1. The lists are the receiver's own; changing one changes no other column.
     """
 
-    __slots__ = ("_columns", "_offsets", "_rows", "handles", "shard", "step", "texts", "token_ids")
+    __slots__ = ("_columns", "_offsets", "_rows", "_singles", "handles", "shard", "step", "texts", "token_ids")
 
     def __init__(self, event: StepEvent) -> None:
         columns, rows = event.columns, event.rows
@@ -41,8 +41,10 @@ class StepBatch:
             self.handles = list(columns[0].tokens)
             self.texts = columns[0].texts
             self.token_ids = columns[0].ids
+            self._singles = len(self.handles)
             return
         self.handles = [token for column in columns for token in column.tokens] + [row.token for row in rows]
+        self._singles = len(self.handles) - len(rows)  # rows of the columns stand first, with one id each
         self.texts = [text for column in columns for text in column.texts] + [row.text for row in rows]
         parts = [column.ids for column in columns] + [row.token_ids for row in rows]
         self.token_ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -51,8 +53,8 @@ class StepBatch:
     def offsets(self) -> np.ndarray[Any, Any]:
         """Where each row's ids begin in `token_ids`, and where the last one's end: int64 [rows + 1]."""
         if self._offsets is None:
-            singles = len(self.handles) - len(self._rows)  # rows of the columns stand first, with one id each
-            self._offsets = np.arange(len(self.handles) + 1, dtype=np.int64)
+            singles = self._singles
+            self._offsets = np.arange(singles + len(self._rows) + 1, dtype=np.int64)
             if self._rows:
                 self._offsets[singles + 1 :] = singles + np.cumsum([len(row.token_ids) for row in self._rows])
         return self._offsets
@@ -60,8 +62,7 @@ class StepBatch:
     @property
     def ended(self) -> list[int]:
         """The rows whose request ended in this step."""
-        singles = len(self.handles) - len(self._rows)
-        return [singles + at for at, row in enumerate(self._rows) if row.ends]
+        return [self._singles + at for at, row in enumerate(self._rows) if row.ends]
 
     @property
     def finish_reasons(self) -> list[Any]:
@@ -84,9 +85,9 @@ class StepBatch:
 
     def _column(self, tail: list[Any]) -> list[Any]:
         """`tail` behind a None for each row of the columns, where nothing ends."""
-        column: list[Any] = [None] * (len(self.handles) - len(tail))
+        column: list[Any] = [None] * self._singles
         column += tail
         return column
 
     def __repr__(self) -> str:
-        return f"StepBatch(step={self.step}, shard={self.shard}, {len(self.handles)} rows)"
+        return f"StepBatch(step={self.step}, shard={self.shard}, {self._singles + len(self._rows)} rows)"
