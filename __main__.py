@@ -360,6 +360,16 @@ def _fail(message: str) -> int:
     return 2
 
 
+def _input(error: Exception) -> str:
+    """The value that a parser's message is about, where it does not say so itself (new versions of typer)."""
+    found: Callable[[], list[dict[str, Any]]] | None = getattr(error.__cause__, "errors", None)
+    if found is None:
+        return ""
+    from .codec.errors import show
+
+    return "; got " + ", ".join(show(one.get("input")) for one in found())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit status."""
     if sys.stdout is None:  # closed by whoever started us; what would be printed is not wanted
@@ -374,7 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except _CommandLineError as error:
         describe: Callable[[], str] | None = getattr(error, "format_message", None)
-        return _fail(str(error) if describe is None else describe())
+        return _fail((str(error) if describe is None else describe()) + _input(error))
     except (KeyboardInterrupt, typer.Abort):
         print("headrace: interrupted", file=sys.stderr)
         return 130

@@ -106,6 +106,8 @@ MISTAKES = [
     (["demo", "--tokenizer", "no-org/no-model"], "nothing is downloaded"),
     (["demo", "--scheduler", "magic"], "--scheduler"),
     (["demo", "--temperature", "hot"], "--temperature"),
+    (["demo", "--temperature", "hot"], "'hot'"),
+    (["bench", "--rounds", "-5"], "-5"),
     (["demo", "--temperature", "-1"], "temperature"),
     (["demo", "--max-batch", "0"], "--max-batch"),
     (["demo", "--prompts", "0"], "--prompts"),
