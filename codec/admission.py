@@ -140,7 +140,8 @@ class Admission:
     def _admit(self, request: GenerateRequest, rid: Rid) -> NormalizedRequest:
         text, ids, rules = request.text, None, self.rules
         if (text is None) == (request.input_ids is None):
-            raise ValidationError("exactly one of text and input_ids must be given", field="text")
+            got = "neither" if text is None else "both"
+            raise ValidationError(f"exactly one of text and input_ids must be given, not {got}", field="text")
         nbytes = _FIXED_BYTES
         if text is not None:
             if not isinstance(text, str):

@@ -151,7 +151,8 @@ def _prompts(fields: Mapping[str, Any]) -> tuple[list[Any] | tuple[Any, ...] | N
     """The list of prompts of a batch and its key; (None, key) where the body is one request."""
     text, ids = fields.get("text"), fields.get("input_ids")
     if (text is None) == (ids is None):
-        raise ValidationError("exactly one of text and input_ids must be given", field="text")
+        got = "neither" if text is None else "both"
+        raise ValidationError(f"exactly one of text and input_ids must be given, not {got}", field="text")
     if text is not None:
         return (text if isinstance(text, (list, tuple)) else None), "text"
     if isinstance(ids, (list, tuple)) and any(isinstance(entry, (list, tuple)) for entry in ids):
