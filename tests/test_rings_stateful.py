@@ -309,7 +309,7 @@ TestInbox = InboxMachine.TestCase
 
 
 class LiveMachine(RuleBasedStateMachine):
-    """The table of live requests as three dicts."""
+    """The table of live requests as three dicts, beside a ring that holds `ring` bytes and says so only when it is asked."""
 
     RIDS: ClassVar[list[str]] = [f"r{at}" for at in range(6)]
 
@@ -322,6 +322,7 @@ class LiveMachine(RuleBasedStateMachine):
         self.asked: set[str] = set()
         self.owed: set[str] = set()
         self.refusal: type[Exception] | None = ShuttingDownError
+        self.ring = 0
 
     @rule()
     def open(self) -> None:
@@ -333,29 +334,41 @@ class LiveMachine(RuleBasedStateMachine):
         self.table.close_admission(ShuttingDownError("the manager is shutting down"))
         self.refusal = ShuttingDownError
 
-    @rule(data=st.data(), size=st.integers(1, 3), nbytes=st.integers(0, 5), ring=st.integers(0, 6))
-    def book(self, data: st.DataObject, size: int, nbytes: int, ring: int) -> None:
+    @rule(data=st.data(), size=st.integers(1, 3), nbytes=st.integers(0, 5), more=st.integers(0, 3))
+    def book(self, data: st.DataObject, size: int, nbytes: int, more: int) -> None:
         free = [rid for rid in self.RIDS if rid not in self.live][:size]
         lives = [life(rid, data.draw(st.sampled_from([None, "x", "y"])), nbytes) for rid in free]
         total = sum(one.nbytes for one in lives)
         why: type[Exception] | None = self.refusal
         if why is None and (
-            len(self.live) + len(lives) > self.most or sum(self.waiting.values()) + ring + total > self.max_bytes
+            len(self.live) + len(lives) > self.most or sum(self.waiting.values()) + self.ring + total > self.max_bytes
         ):
             why = QueueFullError
         if why is not None:
             with pytest.raises(why):
-                self.table.book(lives, ring)
+                self._book(lives, more)
             return
-        self.table.book(lives, ring)
+        self._book(lives, more)
         for one in lives:
             self.live[one.rid] = one
             self.waiting[one.rid] = one.nbytes
 
-    @rule(rid=st.sampled_from(RIDS))
-    def pushed(self, rid: str) -> None:
-        self.table.pushed(rid)
+    def _book(self, lives: list[Life], more: int) -> None:
+        """As `Pipeline.submit` does, with a ring that gives `more` bytes away between the mark and the answer."""
+        if not self.table.book(lives):
+            mark, ring = self.table.mark(), self.ring
+            self.ring -= min(more, ring)
+            self.table.book_exactly(lives, ring, mark)
+
+    @rule(rid=st.sampled_from(RIDS), nbytes=st.integers(0, 6))
+    def pushed(self, rid: str, nbytes: int) -> None:
+        self.table.pushed([self.live[rid]] if rid in self.live else [], nbytes)
         self.waiting.pop(rid, None)
+        self.ring += nbytes
+
+    @rule(nbytes=st.integers(1, 8))
+    def drain(self, nbytes: int) -> None:
+        self.ring = max(0, self.ring - nbytes)
 
     @rule(rid=st.sampled_from(RIDS))
     def end(self, rid: str) -> None:
