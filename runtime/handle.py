@@ -299,14 +299,19 @@ class RequestHandle:
     def __enter__(self) -> RequestHandle:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, why: type[BaseException] | None = None, *_: object) -> None:
+        if (
+            why is GeneratorExit
+        ):  # of a generator or coroutine that may have been collected (see the module's head): no lock
+            self._end_reading()
+        else:
+            self.close()
 
     async def __aenter__(self) -> RequestHandle:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
+    async def __aexit__(self, why: type[BaseException] | None = None, *_: object) -> None:
+        self.__exit__(why)
 
     def claim_end(self) -> bool:
         """True for the first caller: it tells this request's end, through `on_step`. A dead stage's end and the shard's own may race."""

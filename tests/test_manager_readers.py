@@ -529,3 +529,52 @@ def test_a_loop_that_was_called_and_closed_before_it_looked_keeps_nothing_alive(
     gc.collect()
     assert gone() is None
     assert "0" in house.left
+
+
+class _NoLock:
+    """Stands for a lock that this very thread holds."""
+
+    def acquire(self, *_):
+        raise AssertionError("a lock is taken")
+
+    __enter__ = acquire
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["with", "async with"])
+def test_the_block_of_a_handle_that_dies_with_its_generator_or_coroutine_takes_no_lock(kind):
+    """The collector may close them inside any critical section; the request is then aborted like one whose handle was dropped."""
+    house = House()
+    handle = house.handles[0]
+
+    def generator():
+        with handle:
+            yield from handle
+
+    async def coroutine():
+        async with handle:
+            async for _ in handle:
+                pass
+
+    if kind == "with":
+        dying = generator()
+        house.step()
+        next(dying)
+    else:
+        dying = coroutine()
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(dying)
+        loop.run_until_complete(turns())
+        loop.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    locks = house.hub.lock, handle._lock
+    house.hub.lock = handle._lock = _NoLock()
+    try:
+        dying.close()
+    finally:
+        house.hub.lock, handle._lock = locks
+    assert house.left == ["0"]
+    with pytest.raises(ClientClosedError):
+        handle.result()
