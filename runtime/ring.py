@@ -159,7 +159,8 @@ class _Core(Generic[T]):
         self.lock.acquire()
         try:
             count = len(items)
-            if 0 < count <= self._plain_pushes and (not nbytes or self._nbytes + nbytes < self._max_bytes):
+            # Below the limit, and not at it: where the bytes are used up not even an empty frame is taken, see `_fits`.
+            if 0 < count <= self._plain_pushes and self._nbytes + nbytes < self._max_bytes:
                 self._plain_pushes -= count
                 self._in.extend(items)
                 self._nbytes += nbytes
