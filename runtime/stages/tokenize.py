@@ -87,10 +87,16 @@ class TokenizerWorker:
             return [Tokenised(jobs[0].rid, None, error)]
 
 
+_JOINED = 1 << 18  # ids of a batch that are joined for it; in a larger one texts are so long that each can be looked at
+
+
 def _highest(encoded: Sequence[np.ndarray[Any, Any]]) -> int | None:
     """A bound on the ids of a batch. One look at all of them instead of one for each text, which costs more than a text's ids do."""
     first = encoded[0]
     whole = first.base
     if type(whole) is np.ndarray and whole.dtype == first.dtype and all(ids.base is whole for ids in encoded):
-        return int(whole.max()) if whole.size else -1  # as most back ends do: a batch is cut out of one array
-    return None
+        return int(whole.max()) if whole.size else -1  # a batch that is not large is cut out of one array
+    if sum(map(len, encoded)) > _JOINED:
+        return None
+    whole = np.concatenate(encoded)
+    return int(whole.max()) if whole.size else -1
