@@ -159,12 +159,15 @@ def _key(result: Any) -> Any:
 
 @pytest.mark.parametrize("machine", [RingMachine, IngressMachine], ids=lambda machine: machine.kind)
 def test_a_ring_keeps_to_its_model_and_the_rare_conditions_were_reached(machine: type[RingMachine]) -> None:
-    machine.seen = Counter()
-    run_state_machine_as_test(machine)
-    print(dict(machine.seen))
     wanted = {"consumer parked", "full", "closed", "a close woke a sleeper", "several taken at once"}
     if machine.kind == "egress":
         wanted |= {"producer parked", "two parked at once", "time ran out"}
+    machine.seen = Counter()
+    for _ in range(10):  # what is rare may be missing from one sample; that it cannot be reached shows in all of them
+        run_state_machine_as_test(machine)
+        if all(machine.seen[name] for name in wanted):
+            break
+    print(dict(machine.seen))
     assert all(machine.seen[name] for name in wanted), f"some were never reached: {machine.seen}"
 
 
