@@ -5,16 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from headrace.codec import ChunkEvent, HeadraceError, decode_ingress, encode_batch
+from headrace.codec import ChunkEvent, FinishReason, HeadraceError, decode_ingress, encode_batch
 from headrace.codec import batch as batch_module
 from headrace.runtime.stages import frames as frames_module
-from headrace.runtime.text.engine import TextEngine
+from headrace.runtime.text.engine import TextEngine, TextOptions
 from hypothesis import event, given
 from hypothesis import strategies as st
 from manager_helpers import LENGTH, STOP_ID, T_ID, TOKENIZER, V, make
 from text_helpers import tf
 from tokenizers import Tokenizer, models
 
+ENGINE = TextEngine(TOKENIZER)
 SPLIT = [0xF0, 0x9F, 0x98, 0x80]  # the bytes of one emoji
 BYTE_FALLBACK = tf(["▁one", "▁two", "three"], specials=["</s>"])
 NO_DECODER = Tokenizer(models.WordLevel({f"w{number}": number for number in range(300)}, unk_token="w0"))
@@ -51,7 +52,8 @@ def works(draw: st.DrawFn) -> Work:
         width = draw(st.sampled_from([1, 1, 1, 3])) if odd else 1
         for request in list(alive):
             ends = bool(odd) and draw(st.integers(0, 60)) == 0
-            ids = draw(st.lists(token, min_size=width, max_size=width))
+            size = draw(st.sampled_from([width, width, width, 0, 2])) if odd else width
+            ids = draw(st.lists(token, min_size=size, max_size=size))
             if odd == 3 and draw(st.integers(0, 80)) == 0:
                 ids = [draw(st.sampled_from([V, -1, 2**31 - 1]))]
             step.append((request, ids, ends))
@@ -178,6 +180,15 @@ def test_a_run_gives_every_request_what_its_steps_give_one_by_one(work: Work) ->
 
 
 @given(work=works())
+def test_whatever_waits_together_every_text_is_that_of_its_ids(work: Work) -> None:
+    given_out, _ = served(work, work.bursts)
+    for kind, (text, ids, _, end) in zip(work.kinds, given_out, strict=True):
+        if isinstance(end, FinishReason) and not kind.endswith("stops"):
+            options = TextOptions(skip_special_tokens=kind != "specials shown")
+            assert text == ENGINE.whole(options, ids, len(ids), None)
+
+
+@given(work=works())
 def test_readers_that_come_in_between_lose_nothing_of_a_run(work: Work) -> None:
     work = work._replace(options={**work.options, "sink_capacity": 4096})
     single, _ = served(work, [1])
@@ -246,6 +257,16 @@ def test_a_broken_character_of_an_uneven_step_stands_before_the_next_steps_text_
     for bursts in ([1], [5]):
         texts, _ = served(work, bursts)
         assert (texts[5][0], texts[6][0]) == ("F\ufffdHI\n", "GHIJ\n")
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_half_a_character_that_several_ids_left_is_seen_at_the_next_step_of_the_step_sink(count: int) -> None:
+    work = _plain(count, 6)._replace(kinds=["step"] * count)
+    work.steps[2] = [(request, [65, 65, 0xC3], False) for request in range(count)]
+    work.steps[3] = [(request, [66], False) for request in range(count)]
+    for bursts in ([1], [7], [2]):
+        texts, _ = served(work, bursts)
+        assert [mine[0][2:6] for mine in texts] == ["AA\ufffdB"] * count
 
 
 def test_a_fallback_tokenizer_and_none_at_all_are_served_step_by_step_or_by_ids() -> None:

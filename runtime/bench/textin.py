@@ -56,7 +56,9 @@ def text_in(tokenizer: Tokenizer, text: str, rust: Any | None, *, requests: int 
         def over(batch: bool = batch) -> float:
             return overhead(best, prompts, batch=batch) / requests * 1e6
 
-        lines.append((f"text in, beside {_backend(best).name} itself, {name}", _UNIT, over, {LIMIT: lambda: 1.0}, {LIMIT: 25.0}))
+        lines.append(
+            (f"text in, beside {_backend(best).name} itself, {name}", _UNIT, over, {LIMIT: lambda: 1.0}, {LIMIT: 25.0})
+        )
     return lines
 
 

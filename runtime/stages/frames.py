@@ -390,7 +390,8 @@ class Frames(OneByOne):
         bounds = (offsets * 8).tolist()
         deque(map(array.frombytes, group.quiet, [blob[bounds[at] : bounds[at + 1]] for at in where]), 0)
         if frame.has_extras:
-            for row, own in zip(group.rows, frame.kept_extras(where), strict=True):
+            # each row's own copies: they stay until the request ends, and must not keep what the others had in all those frames
+            for row, own in zip(group.rows, frame.owned_extras(where), strict=True):
                 self._keep(row, own)
         if unknown := self._engine.unknown(ids):
             place = dict(zip(where, group.rows, strict=True))
