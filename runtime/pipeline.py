@@ -234,8 +234,10 @@ class Pipeline:
         frames = self.ring_out.drain_some(most, _RUN_BYTES)
         if not frames:
             return self._notice_scheduler_gone()
+        before = self.dispatcher.activity
         for shard, message in self._dispatch(frames):
             self.frames[shard].put(message)
+        self._tell_activity(before)
         return True
 
     def move_egress(self) -> bool:
@@ -250,24 +252,28 @@ class Pipeline:
         frames = self.ring_out.drain_some(_RUN, _RUN_BYTES)
         if not frames:
             return self._notice_scheduler_gone() or moved
+        before = self.dispatcher.activity
         for index, message in self._dispatch(frames):
             # What this frame answers was registered before the scheduler could see it, so it is in the lane by now: asked after the
             # frame was taken, the lane cannot be found empty too early.
             while registrations := self.registrations[index].take(_BATCH):
                 self._register(index, registrations)
             self._serve(index, message)
+        self._tell_activity(before)
         # A ring that is empty now rings the bell for whatever comes, and so do the lanes. After a sleep a second look for nothing would
         # cost as much as the frame did, in front of the readers who have just been woken.
         return self.ring_out.has_more()
 
     def _dispatch(self, frames: Sequence[bytes]) -> list[tuple[int, Message]]:
-        before = self.dispatcher.activity
         messages = self.dispatcher.step(*frames)
         if self.dispatcher.faults:
             self._report("egress", self.dispatcher.faults)
+        return messages
+
+    def _tell_activity(self, before: int) -> None:
+        """Behind the output of the frames, for which somebody waits more often than for this."""
         if self.dispatcher.activity != before and self.on_activity is not None:
             self.on_activity(self.dispatcher.activity - before)
-        return messages
 
     def _notice_scheduler_gone(self) -> bool:
         """If the ring's producer has gone and left nothing in it, nothing will come any more: everything live ends now, once."""

@@ -75,7 +75,8 @@ def page() -> str:
     out += [
         "",
         "The targets are those of the project's plan, and were set from a sketch without features. Where one is not reached it says so;",
-        "nothing is left out because of its number. *limit* is a time of its own and not a peer.",
+        "nothing is left out because of its number. *limit* is a time of its own and not a peer; *two bare hand-overs* is what the same",
+        "machine needs in the same minutes to wake two sleeping threads one after the other, with no work in between.",
         "",
         "### Floors",
         "",

@@ -72,6 +72,36 @@ def paced(tokenizer: Tokenizer, load: Workload, *, period_s: float = 0.025, step
     return float(np.median([at - pushed[step - 1] for step, at in taken.items()]))
 
 
+def bare_hops(*, period_s: float = 0.025, steps: int = 60) -> float:
+    """Seconds from waking one sleeping thread to the waking of the next one by it, median: the two hand-overs alone, by bare locks."""
+    first, second, pause = threading.Lock(), threading.Lock(), threading.Event()
+    first.acquire()
+    second.acquire()
+    arrived: list[float] = []
+    begun: list[float] = []
+
+    def hop() -> None:
+        for _ in range(steps):
+            first.acquire()
+            second.release()
+
+    def end() -> None:
+        for _ in range(steps):
+            second.acquire()
+            arrived.append(time.perf_counter())
+
+    threads = [threading.Thread(target=hop), threading.Thread(target=end)]
+    for thread in threads:
+        thread.start()
+    for _ in range(steps):
+        pause.wait(period_s)
+        begun.append(time.perf_counter())
+        first.release()
+    for thread in threads:
+        thread.join()
+    return float(np.median(np.array(arrived) - np.array(begun)))
+
+
 class Turns:
     """A pace: the next step comes `period_s` seconds after the last one, or (None) as soon as all consumers have had it."""
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from ...codec import frame_egress_batch_cols, load_schema
 from ..text.tokenize import CORPUS
 from .egress import BURST, Workload, decode_stream, frames, headrace, workload
-from .paced import bare_events, paced, readers
+from .paced import bare_events, bare_hops, paced, readers
 from .textin import text_in
 
 RUST: Final = "Rust server, two threads"
@@ -25,6 +25,7 @@ STREAM: Final = "DecodeStream.step"
 PLAIN: Final = "headrace, plain"
 EVENT: Final = "bare asyncio.Event"
 LIMIT: Final = "limit"
+HOPS: Final = "two bare hand-overs"
 
 Peer = Callable[[], float]
 
@@ -96,7 +97,8 @@ def rows(tokenizer: Tokenizer, text: str, rust: Any | None, *, scale: float = 1.
         ),
         Row(
             "paced 25 ms, 1 request, to a thread", "ms from push",
-            lambda: paced(tokenizer, plain(1, 256)) * 1e3, {LIMIT: lambda: 1.0}, {LIMIT: 0.15},
+            lambda: paced(tokenizer, plain(1, 256)) * 1e3,
+            {LIMIT: lambda: 1.0, HOPS: lambda: bare_hops() * 1e3}, {LIMIT: 0.15},
         ),
         Row(
             "256 asyncio readers, flooded", "CPU µs per token", lambda: readers(tokenizer, plain(256, 256), period_s=None),
@@ -115,7 +117,8 @@ def measure(found: Iterable[Row], rounds: int, say: Callable[[str], None]) -> It
     for row in found:
         say(row.name)
         ours, peers = float("inf"), dict.fromkeys(row.peers, float("inf"))
-        for _ in range(rounds):
+        # a time that is no ratio has nobody who is disturbed with it, so its least takes more tries
+        for _ in range(rounds * (4 if LIMIT in row.peers else 1)):
             ours = min(ours, row.ours())
             for name, peer in row.peers.items():
                 peers[name] = min(peers[name], peer())

@@ -1,6 +1,6 @@
 """Text in: the CPU from `generate` to the columns that a scheduler drains, per request.
 
-Owns: the workload (batches of 32 prompts), its two ways in, and what each is held against. The manager's moves are made on the calling
+Owns: the workload (batches of 64 prompts), its two ways in, and what each is held against. The manager's moves are made on the calling
 thread, with one worker; what is counted is the whole process, so the tokenizer library's own threads are in it on both sides.
 """
 
@@ -25,7 +25,7 @@ Peer = Callable[[], float]
 Line = tuple[str, str, Peer, dict[str, Peer], dict[str, float]]
 """The fields of a `Row`: name, unit, ours, peers, targets."""
 
-_BATCH: Final = 32
+_BATCH: Final = 64
 _UNIT: Final = "CPU µs per request"
 
 
