@@ -97,9 +97,8 @@ class RowExtras(Mapping[str, NDArray[Any]]):
     __slots__ = ("_columns", "_found", "_row")
 
     def __init__(self, columns: KeptExtras, row: int) -> None:
-        self._columns: KeptExtras | None = (
-            columns  # let go once it was read: who keeps one row must not keep the others'
-        )
+        # Let go once it was read: who keeps one row must not keep the others'.
+        self._columns: KeptExtras | None = columns
         self._row = row
         self._found: dict[str, NDArray[Any]] = {}
 

@@ -19,7 +19,7 @@ from .decode import ControlResult, RequestFailure, RidCache, decode_frame
 from .schema import WireSchema
 
 MAX_RUN_IDS: Final = 1 << 17
-"""Ids of one run, unless a single frame has more: what is worked on at once stays in the processor's cache."""
+"""Ids of one run, unless a single frame has more. Bounds what is worked on at once: a few megabytes, and some milliseconds."""
 
 
 class FrameDecoder:

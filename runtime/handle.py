@@ -97,11 +97,10 @@ class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def token_ids(self) -> Ids:
         """The ids of this delta, int64; the same array each time."""
-        ids = self._ids
-        if type(ids) is int:
-            ids = as_array(ids)
+        ids: Ids = as_array(self._ids)
+        if ids is not self._ids:
             msgspec.structs.force_setattr(self, "_ids", ids)
-        return ids  # type: ignore[no-any-return]
+        return ids
 
     @property
     def extras(self) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -381,7 +380,7 @@ class RequestHandle:
 
     def _absorb(self, found: Taken | Waiting) -> Chunk | None:
         """Fold what was found into the running totals; the chunk of it, or None where there is nothing to show."""
-        if type(found) is tuple:  # a plain chunk, as it is at nearly every token
+        if isinstance(found, tuple):  # a plain chunk, as it is at nearly every token
             if self._left:
                 self._terminal = self._closed()
                 return None
@@ -389,7 +388,7 @@ class RequestHandle:
             self._count = count = self._count + (1 if type(ids) is int else len(ids))
             self._seen += (text, ids)
             return Chunk(text, ids, None, self._prompt_tokens, count, None, self._meta)
-        return self._absorb_all(found)  # type: ignore[arg-type]
+        return self._absorb_all(found)
 
     def _absorb_all(self, taken: Taken) -> Chunk | None:
         if self._left and taken.terminal is None:  # closed by another thread: what is still there belongs to nobody

@@ -99,10 +99,9 @@ class TokenizerManager(Asking):
         ends the handle with its error. `deadline_s` seconds from now the request is aborted. ``sink="step"`` delivers to the
         callback of `on_step` instead of the handle.
         """
-        is_text = isinstance(prompt, str)
         request = GenerateRequest(
-            text=prompt if is_text else None,  # type: ignore[arg-type]
-            input_ids=None if is_text else prompt,
+            text=prompt if isinstance(prompt, str) else None,
+            input_ids=None if isinstance(prompt, str) else prompt,
             sampling_params=params,
             rid=_own(rid),
             stream=stream,

@@ -206,6 +206,7 @@ class World:
             self.oracle.seen["several steps at once"] += bool(out.run) or any(part.steps > 1 for part in out.columns)
             return offer(index, out)
 
+        # On the instance, because the pipeline may be any faulty subclass, whose own methods are to be watched.
         pipeline._serve, pipeline._register, pipeline._offer = watched, registered, offered  # type: ignore[method-assign]
 
     def _on_step(self, event: StepEvent) -> None:

@@ -113,9 +113,8 @@ class Taken(msgspec.Struct, eq=False):
         return not self.chunks and self.terminal is None
 
 
-_MOST_PUT = (
-    1 << 16
-)  # ids that wait for a reader; more is handed out by the writer, or the one reader would hold the lock for long
+# Ids that wait for a reader; more is handed out by the writer, or the one reader would hold the lock for long.
+_MOST_PUT = 1 << 16
 
 PairsOf = Callable[[np.ndarray[Any, Any]], Sequence[Any]]
 """(text, id) of ids [steps, sinks] whose text is the delta: one for each sink where there is one step, else a list for each sink."""
@@ -135,7 +134,8 @@ class Columns:
 
     __slots__ = (
         "closes",
-        "extras", "ids",
+        "extras",
+        "ids",
         "kept",
         "lists",
         "pairs",
@@ -147,7 +147,7 @@ class Columns:
         "sure",
         "version",
         "where",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, rows: Sequence[int], sinks: Sequence[Sink], lists: Sequence[list[Waiting]], pairs: Sequence[Any] = ()
@@ -458,9 +458,8 @@ class Sink:
         self._meta: Mapping[str, Any] | None = None
         self._terminal: Terminal | None = None
         self._cut_off = False  # ended past its shard (see Hub.fail_open); what the shard still gives is refused
-        self._news = (
-            False  # there is more to know than waiting chunks and extras: prompt_tokens, meta, a terminal, a close
-        )
+        # There is more to know than waiting chunks and extras: prompt_tokens, meta, a terminal, a close.
+        self._news = False
         self._wide = False  # some waiting chunk holds an array of ids
 
     # -- writer's side, under the hub's lock ---------------------------------------------------------------------------

@@ -133,4 +133,4 @@ def test_a_rid_object_that_is_used_again_names_two_requests(prompt: Any) -> None
 
 def test_a_rid_of_the_wrong_type_is_named() -> None:
     with pytest.raises(ValidationError, match="5"):
-        make().generate([1], rid=5)  # type: ignore[arg-type]
+        make().generate([1], rid=5)

@@ -107,9 +107,9 @@ def test_a_client_may_change_its_parameters_between_two_requests() -> None:
     params, fields = SamplingParams(stop=["a"], max_new_tokens=5), {"stop_token_ids": [1], "max_new_tokens": 5}
     for _ in range(2):
         normalise(params), normalise(fields)
-    params.stop.append("bcd")  # type: ignore[union-attr]
+    params.stop.append("bcd")
     params.max_new_tokens = 6
-    fields["stop_token_ids"].append(2)  # type: ignore[attr-defined]
+    fields["stop_token_ids"].append(2)
     changed = normalise(params).sampling
     assert (changed.stop_strs, changed.stop_str_max_len, changed.max_new_tokens) == (("a", "bcd"), 3, 6)
     assert normalise(fields).sampling.stop_token_ids == (1, 2)

@@ -66,7 +66,7 @@ def test_a_step_is_one_call_of_the_loop_and_every_task_gets_its_chunk(count):
         loop = asyncio.get_running_loop()
         calls = []
         plain = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *call, **more: (calls.append(call), plain(*call, **more))[1]  # type: ignore[method-assign]
+        loop.call_soon_threadsafe = lambda *call, **more: (calls.append(call), plain(*call, **more))[1]
         tasks = [asyncio.create_task(read(at)) for at in range(count)]
         await turns()
         for step in range(5):
@@ -88,7 +88,7 @@ def test_a_reader_that_is_busy_finds_everything_in_order_when_it_comes_back():
 
     async def main() -> None:
         it = aiter(house.handles[0])
-        others = [asyncio.create_task(anext(aiter(handle))) for handle in house.handles[1:]]  # type: ignore[arg-type]
+        others = [asyncio.create_task(anext(aiter(handle))) for handle in house.handles[1:]]
         await turns()
         house.step()
         assert (await anext(it)).text == "a"
@@ -149,7 +149,7 @@ def test_a_message_of_a_cancellation_reaches_the_task():
     house = House()
 
     async def main() -> None:
-        task = asyncio.create_task(anext(aiter(house.handles[0])))  # type: ignore[arg-type]
+        task = asyncio.create_task(anext(aiter(house.handles[0])))
         await turns()
         task.cancel("enough")
         with pytest.raises(asyncio.CancelledError, match="enough"):
@@ -196,8 +196,8 @@ def test_a_loop_that_runs_inside_a_task_serves_the_other_readers():
                 task, loop = asyncio.current_task(), asyncio.get_running_loop()
                 asyncio.tasks._leave_task(loop, task)
                 while len(got) < 100:
-                    assert loop._ready, "nothing will serve the others"  # type: ignore[attr-defined]
-                    loop._run_once()  # type: ignore[attr-defined]
+                    assert loop._ready, "nothing will serve the others"
+                    loop._run_once()
                 asyncio.tasks._enter_task(loop, task)
 
     async def main() -> None:
@@ -220,7 +220,7 @@ def test_a_task_goes_on_in_its_own_context():
     async def read(at: int) -> None:
         who.set(at)
         async for _ in house.handles[at]:
-            seen.append((who.get(), asyncio.current_task().get_name()))  # type: ignore[union-attr]
+            seen.append((who.get(), asyncio.current_task().get_name()))
 
     async def main() -> None:
         tasks = [asyncio.create_task(read(at), name=f"t{at}") for at in range(2)]
@@ -239,7 +239,7 @@ def test_two_waits_in_one_iterator_are_refused_and_the_first_goes_on():
 
     async def main() -> None:
         it = aiter(house.handles[0])
-        first = asyncio.create_task(anext(it))  # type: ignore[arg-type]
+        first = asyncio.create_task(anext(it))
         await turns()
         with pytest.raises(InternalError, match="one reader at a time"):
             await anext(it)
@@ -282,10 +282,10 @@ def test_an_iterator_that_is_left_says_so_at_once_and_only_once(how):
             house.step()
             await anext(it)
             if how == "aclose":
-                await it.aclose()  # type: ignore[attr-defined]
-                await it.aclose()  # type: ignore[attr-defined]
+                await it.aclose()
+                await it.aclose()
             elif how == "cancel":
-                task = asyncio.create_task(anext(it))  # type: ignore[arg-type]
+                task = asyncio.create_task(anext(it))
                 await turns()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -316,7 +316,7 @@ def test_an_iterator_that_was_never_begun_or_has_ended_leaves_nothing_behind():
 
     async def main() -> None:
         it = aiter(house.handles[0])
-        await it.aclose()  # type: ignore[attr-defined]
+        await it.aclose()
         del it
         it = aiter(house.handles[0])
         del it
@@ -377,9 +377,9 @@ def test_the_readers_of_a_loop_that_is_closed_are_let_go_at_the_next_output():
     loop.close()
     house.step(3)
     assert house.hub.tasks == {}
-    assert house.sinks[3].wait(0).text == "a"  # type: ignore[union-attr]
+    assert house.sinks[3].wait(0).text == "a"
     for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task._log_destroy_pending = False
 
 
 def test_a_loop_that_is_far_behind_keeps_a_bounded_number_of_words():
@@ -408,7 +408,7 @@ def test_a_chunk_makes_its_array_when_it_is_asked_for():
     assert chunk.token_ids is chunk.token_ids
     assert (chunk.extras, chunk.meta) == ({}, {})
     with pytest.raises(AttributeError):
-        chunk.text = "b"  # type: ignore[misc]
+        chunk.text = "b"
 
 
 @pytest.mark.parametrize(("prompt_tokens", "meta"), [(4, None), (0, {"cached_tokens": 2})])
@@ -517,13 +517,13 @@ def test_a_loop_that_was_called_and_closed_before_it_looked_keeps_nothing_alive(
     house = House()
     loop = asyncio.new_event_loop()
     handle = house.handles.pop()
-    task = loop.create_task(anext(aiter(handle)))  # type: ignore[arg-type]
+    task = loop.create_task(anext(aiter(handle)))
     loop.run_until_complete(turns())
     house.step()
     loop.close()
     house.step()
     assert house.hub.tasks == {}
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task._log_destroy_pending = False
     gone = weakref.ref(handle)
     del task, handle
     gc.collect()
@@ -568,7 +568,7 @@ def test_the_block_of_a_handle_that_dies_with_its_generator_or_coroutine_takes_n
         task = loop.create_task(dying)
         loop.run_until_complete(turns())
         loop.close()
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task._log_destroy_pending = False
     locks = house.hub.lock, handle._lock
     house.hub.lock = handle._lock = _NoLock()
     try:

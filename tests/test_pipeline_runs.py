@@ -130,7 +130,7 @@ def served(work: Work, bursts: list[int], **more: Any) -> tuple[list[Any], set[s
 
     for shard in pipeline.shards:
         run = shard._run
-        shard._run = lambda plan, ids, out, run=run: _noted(run(plan, ids, out), ways)  # type: ignore[method-assign]
+        shard._run = lambda plan, ids, out, run=run: _noted(run(plan, ids, out), ways)
     at = turn = 0
     while at < len(work.steps):
         # a reader reads at the same places of the stream, however the steps were pushed
@@ -152,7 +152,7 @@ def served(work: Work, bursts: list[int], **more: Any) -> tuple[list[Any], set[s
         turn += 1
         while pipeline.move_egress():
             pass
-        if work.reads[at % len(work.reads)] and more.get("reading", True):
+        if work.reads[at % len(work.reads)]:
             read()
     while pipeline.move_ingress() or pipeline.move_egress():
         pass

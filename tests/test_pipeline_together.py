@@ -112,7 +112,7 @@ def test_a_way_ends_where_its_events_lead_one_by_one(way: Way, state: RequestSta
         one = life(input_ids=[1])
         one.state = state
         try:
-            advance_along(one, way, "ingress", record)  # type: ignore[arg-type]
+            advance_along(one, way, "ingress", record)
             found: Any = one.state
         except IllegalTransition as fault:
             found = type(fault)

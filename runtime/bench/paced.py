@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...codec import decode_ingress
+from ...codec import GenerateMessage, decode_ingress
 from ..config import RuntimeConfig
 from ..manager import TokenizerManager
 from ..steps import StepBatch
@@ -40,7 +40,8 @@ def running(
         ]
         port, rids = manager.scheduler, list[str]()
         while len(rids) < load.requests and port.wait_request(10):
-            rids += [message.rid for message in decode_ingress(port.recv_requests(4096), port.schema)]  # type: ignore[misc]
+            received = decode_ingress(port.recv_requests(4096), port.schema)
+            rids += [message.rid for message in received if isinstance(message, GenerateMessage)]
         yield manager, handles, list(frames(load, port.schema, rids))
 
 

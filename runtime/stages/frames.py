@@ -30,8 +30,8 @@ from .plan import FAST_LANES, GENERAL, HELD, PLAIN, QUIET, STEP, Group, Lane, Pl
 from .rows import SMALL
 from .single import OneByOne
 
-# A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
 _FEW = 16  # so many ends are taken out of a plan one by one
+# A member's look-up through its class costs as much as a step of a machine (CPython 3.11), and these are met for every request.
 _CHUNK: Any = RequestEvent.CHUNK
 _next: Any = REQUEST.next  # also of states that are plain ints, as a column gives them
 _QUEUED, _PICKED, _GENERATE = RequestState.QUEUED, RequestEvent.SCHEDULER_PICKED, Kind.GENERATE
@@ -92,7 +92,7 @@ class Frames(OneByOne):
             self._pick(plan, frame, indices, out)
         if not plan.distinct:
             self._count_due()
-            self._general(frame, indices, plan.rows, out, together=plan.distinct)
+            self._general(frame, indices, plan.rows, out, together=False)
         elif plan.all_fast and plan.single and self._has_headroom(plan):
             # The common step: one id for every request, nothing special anywhere.
             if batch.run is not None and sure > 1:
@@ -131,12 +131,7 @@ class Frames(OneByOne):
         keep[ends] = False
         where = np.flatnonzero(keep).tolist()
         self._move_all(left, 1)
-        (group,) = left.groups
-        if group.lane is QUIET:
-            self._keep_ids(group, frame, where, out)
-        else:
-            for at in self._deliver(group, frame.token_ids[keep], frame, where, out):
-                self._text(group.rows[at], frame, where[at], out)
+        self._serve(left.groups[0], frame.token_ids[keep], frame, where, out)
         left.headroom -= 1
         self._general(frame, ends, [plan.rows[at] for at in ends], out, together=True)
         return True
@@ -150,11 +145,15 @@ class Frames(OneByOne):
         for group in plan.groups:
             positions = group.positions
             where = indices if positions is None else [indices[at] for at in positions.tolist()]
-            if group.lane is QUIET:
-                self._keep_ids(group, frame, where, out)
-                continue
-            for at in self._deliver(group, mine if positions is None else mine[positions], frame, where, out):
-                self._text(group.rows[at], frame, where[at], out)
+            self._serve(group, mine if positions is None else mine[positions], frame, where, out)
+
+    def _serve(self, group: Group, ids: Any, frame: BatchFrame, where: Sequence[int], out: ShardOut) -> None:
+        """What came for the rows of a group, whose states and counts are already moved: one id each, or any number in the lane QUIET."""
+        if group.lane is QUIET:
+            self._keep_ids(group, frame, where, out)
+            return
+        for at in self._deliver(group, ids, frame, where, out):
+            self._text(group.rows[at], frame, where[at], out)
 
     def _run(self, plan: Plan, ids: Any, out: ShardOut) -> int:
         """As many of these steps ([steps, rows]) as can be served at once; their number. Below 2 nothing was done."""
@@ -237,12 +236,10 @@ class Frames(OneByOne):
             rids = [] if self._record is None else [plan.rids[at] for at in group.positions.tolist()]
             self._move(column, rids, tokens=lengths[group.positions])
             where = [indices[at] for at in group.positions.tolist()]
-            if group.lane is QUIET:
-                self._keep_ids(group, frame, where, out)
-                continue
             odd = set(group.odd)
-            for at in self._deliver(group, frame.token_ids[starts[group.positions]], frame, where, out):
-                self._text(group.rows[at], frame, where[at], out)
+            # of a row without an id (in the lane QUIET) the start is not looked at, but it may lie behind the last id
+            ids = () if group.lane is QUIET else frame.token_ids[starts[group.positions]]
+            self._serve(group, ids, frame, where, out)
             if group.odd != odd:
                 self._changes += 1  # these are groups of this step alone; those of the plan do not know
         left = np.flatnonzero(lanes == GENERAL).tolist()

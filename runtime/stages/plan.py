@@ -169,14 +169,12 @@ class Plan:
         "rids",
         "rows",
         "single",
-    )  # fmt: skip
+    )
 
     def __init__(self, changes: int, rids: list[str], rows: list[int], column: Any, distinct: bool) -> None:
         self.changes = changes
-        self.layout: Any = (
-            None  # of the last frame that was looked at, and whether it is plain: one id each, nothing ends
-        )
-        self.single = False
+        self.layout: Any = None  # of the last frame that was looked at
+        self.single = False  # whether that one is plain: one id each, nothing ends
         self.lengths: Any = None  # ids of each row, where nothing ends in it
         self.rids = rids
         self.rows = rows

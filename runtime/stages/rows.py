@@ -49,9 +49,8 @@ class Rows:
         # Row `capacity` stands for "no such request": index -1 of every column, never fast.
         self._states = bytearray(capacity + 1)
         self._state_column = np.frombuffer(self._states, dtype=np.uint8)  # the same memory: Python ints and columns
-        self._lanes = np.zeros(
-            capacity + 1, dtype=np.uint8
-        )  # a Lane; only RUNNING and STREAMING rows have one but GENERAL
+        # A Lane; only RUNNING and STREAMING rows have one but GENERAL.
+        self._lanes = np.zeros(capacity + 1, dtype=np.uint8)
         self._produced = np.zeros(capacity + 1, dtype=np.int64)
         self._lives: list[Any] = [None] * (capacity + 1)
         self._waiting: list[Any] = [None] * (capacity + 1)  # the waiting list of the row's sink
@@ -62,9 +61,7 @@ class Rows:
         self._known: tuple[Any, Any] = (None, None)  # the last normal form of sampling parameters, and its text options
         # How the last batch was served, good while neither its rids nor the table have changed. A cache: no part of the state.
         self._changes = 0
-        self._planned_rows = np.zeros(
-            capacity + 1, dtype=bool
-        )  # those of the plan; the last one stands for rows that are nobody's
+        self._planned_rows = np.zeros(capacity + 1, dtype=bool)  # those of the plan
         self._plan = NO_PLAN
 
     def __len__(self) -> int:

@@ -130,13 +130,12 @@ class TextEngine:
         self._pieces = self._vocabulary.pieces or [None] * self.vocab_limit
         self._piece_array = np.empty(len(self._pieces), dtype=object)
         self._piece_array[:] = self._pieces
-        self._whole = np.array([piece is not None for piece in self._pieces], dtype=bool)
         # (text, id) of every token that is its own delta: what a sink holds, made once and not once per token produced
         self._pairs = [None if piece is None else (piece, token) for token, piece in enumerate(self._pieces)]
         # One more than there are ids, so that whatever lies outside can be looked up at the end of the table.
         self._classes = np.zeros(self.vocab_limit + 1, dtype=np.uint8)
         self._classes[list(self._vocabulary.known)] = Token.PART
-        self._classes[:-1][self._whole] = Token.WHOLE
+        self._classes[:-1][[piece is not None for piece in self._pieces]] = Token.WHOLE
         self._pair_array = _objects(self._pairs)
         # the same without a text, for ids whose text stands behind a later one
         self._blank_array = _objects([("", token) for token in range(self.vocab_limit)] if self._columnar else [])
@@ -186,8 +185,6 @@ class TextEngine:
         """`feed_plain` of an array with each delta as (text, id), ready for a sink, and whether every row has its delta."""
         if self.kind == "none":
             return [("", token) for token in ids.tolist()], True
-        if len(ids) >= _MANY and self._in_vocabulary(ids):
-            return self._pair_array.take(ids).tolist(), bool(self._whole.take(ids).all())
         pairs, limit = self._pairs, self.vocab_limit
         found = [pairs[token] if 0 <= token < limit else None for token in ids.tolist()]
         return found, None not in found
@@ -288,10 +285,6 @@ class TextEngine:
             return [] if _NONE not in classes.tobytes() else np.flatnonzero(classes == Token.UNKNOWN).tolist()
         known = self._vocabulary.known
         return [at for at, token in enumerate(ids.tolist()) if token not in known]
-
-    def _in_vocabulary(self, ids: NDArray[np.integer[Any]]) -> bool:
-        # one reduction for both bounds: as unsigned, a negative id lies above every limit
-        return bool(ids.view(_UNSIGNED[ids.dtype.itemsize]).max() < self.vocab_limit)
 
     def feed_single(
         self, states: Sequence[TextState], ids: list[int] | NDArray[np.integer[Any]]
